@@ -1,0 +1,19 @@
+"""Attention patterns, terms and memory. Functions take and return arrays; classes plug them into models."""
+
+from lra.attention.full import Full, full
+from lra.attention.memory import Memory, Recurrence
+from lra.attention.pattern import Attended, Pattern, Promise, Site
+from lra.attention.sliding_window import SlidingWindow, sliding_window
+from lra.attention.terms import ALiBi, Rotary, Term, TermModule
+from lra.attention.visibility import Entry, Visibility
+
+PATTERNS: dict[str, type[Pattern]] = {
+    "full": Full,
+    "sliding_window": SlidingWindow,
+}
+"""The registry: the name of a pattern's function and configuration, and its class."""
+
+__all__ = [
+    "PATTERNS", "ALiBi", "Attended", "Entry", "Full", "Memory", "Pattern", "Promise", "Recurrence", "Rotary", "Site", "SlidingWindow", "Term",
+    "TermModule", "Visibility", "full", "sliding_window",
+]  # fmt: skip

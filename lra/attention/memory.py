@@ -1,0 +1,82 @@
+"""Memory: which past is carried from segment to segment. The seam `Memory`, and the recurrence of hidden states."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lra.attention.visibility import Array
+
+
+class Memory(nnx.Module):
+    """One layer's memory. States are explicit values: passed in, passed out, a pytree of arrays with batch axis first.
+
+    Subclasses are final and take their own arguments, then `width` (C) and `rngs` from the model.
+    """
+
+    @abc.abstractmethod
+    def initial(self, batch: int, train: bool, dtype: Any = jnp.float32) -> Any:
+        """The state of B rows that have seen nothing; its shapes carry the lengths for training or for evaluation."""
+
+    @abc.abstractmethod
+    def read(self, state: Any) -> tuple[Array, Array]:
+        """Layer inputs [B, M, C] to stand before the segment's own, slots by order, and whether each is filled [B, M]."""
+
+    @abc.abstractmethod
+    def update(self, state: Any, layer_inputs: Array, valid: Array | None) -> tuple[Any, Mapping[str, Array]]:
+        """The state after a segment [B, T, C] with validity [B, T] (None: all), and metrics."""
+
+    def reset(self, state: Any, rows: Array) -> Any:
+        """The state with the given rows [B] emptied, where a new document or epoch begins."""
+        return jax.tree.map(
+            lambda x: jnp.where(rows.reshape(-1, *(1,) * (x.ndim - 1)), jnp.zeros((), x.dtype), x), state
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RecurrenceState:
+    """Hidden states [B, M, C] and whether they are filled [B, M]."""
+
+    hidden: Array
+    valid: Array
+
+
+class Recurrence(Memory):
+    """Segment-level recurrence (Dai et al. 2019, arXiv:1901.02860, section 3.2): the last M layer inputs, without gradient.
+
+    The memory is empty at the start and grows to its length, as in the released PyTorch code; empty slots are read by nobody.
+
+    Args:
+        length: M, tokens remembered in training.
+        evaluation_length: tokens remembered in evaluation; None for the same.
+    """
+
+    def __init__(self, *, length: int, evaluation_length: int | None = None, width: int, rngs: nnx.Rngs) -> None:
+        for name, value in (("length", length), ("evaluation_length", evaluation_length)):
+            if value is not None and value < 1:
+                raise ValueError(f"Recurrence.{name} needs to be at least 1 (leave Decoder.memory = None for none), got {value}")
+        self.length, self.evaluation_length, self.width = length, evaluation_length or length, width
+
+    def initial(self, batch: int, train: bool, dtype: Any = jnp.float32) -> RecurrenceState:
+        length = self.length if train else self.evaluation_length
+        return RecurrenceState(jnp.zeros((batch, length, self.width), dtype), jnp.zeros((batch, length), bool))
+
+    def read(self, state: RecurrenceState) -> tuple[Array, Array]:
+        return state.hidden, state.valid
+
+    def update(
+        self, state: RecurrenceState, layer_inputs: Array, valid: Array | None
+    ) -> tuple[RecurrenceState, Mapping[str, Array]]:
+        length = state.hidden.shape[1]
+        if valid is None:
+            valid = jnp.ones(layer_inputs.shape[:2], bool)
+        hidden = jnp.concatenate([state.hidden, layer_inputs.astype(state.hidden.dtype)], axis=1)[:, -length:]
+        valid = jnp.concatenate([state.valid, valid], axis=1)[:, -length:]
+        return jax.lax.stop_gradient(RecurrenceState(hidden, valid)), {}

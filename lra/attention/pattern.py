@@ -1,0 +1,216 @@
+"""The contract of a pattern: where it stands (`Site`), what it promises (`Promise`), what it returns (`Attended`)."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lra.attention import terms as terms_lib
+from lra.attention.core import Rule, Terms
+from lra.attention.visibility import Array, Visibility
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """Where a pattern stands in its model.
+
+    Attributes:
+        layer: its layer, from 0; `num_layers` in all.
+        num_heads: heads that it serves (H).
+        head_dim: width of a head's queries and keys (D).
+        width: width of the model (C).
+        causal: whether queries may read later keys.
+        projections: "qkv", or "shared_qk" where queries and keys are one projection.
+        dropout: share of attention weights dropped in training.
+    """
+
+    layer: int = 0
+    num_layers: int = 1
+    num_heads: int = 1
+    head_dim: int = 64
+    width: int = 64
+    causal: bool = True
+    projections: Literal["qkv", "shared_qk"] = "qkv"
+    dropout: float = 0.0
+
+    def pick(self, name: str, value: int | tuple[int, ...]) -> int:
+        """This layer's entry of an integer argument that may be a tuple with one entry a layer."""
+        if not isinstance(value, tuple):
+            return value
+        if len(value) != self.num_layers:
+            raise ValueError(f"{name} needs one entry for each of {self.num_layers} layers, got {len(value)}: {value}")
+        return value[self.layer]
+
+
+@dataclasses.dataclass(frozen=True)
+class Promise:
+    """What an instance of a pattern can do. What is not promised raises when the model is built.
+
+    Attributes:
+        causal: "strict": later tokens change nothing; "selection": values never leak, but membership of content-based sets can
+            depend on later tokens; None: no causal form.
+        bidirectional: has a bidirectional form.
+        memory: S > T keys.
+        padding: rows with invalid tokens.
+        packing: "equal": packed documents give what they give alone; "masked": they don't mix, but block borders follow the
+            row; None: no segments.
+        decode: "exact": one token at a time equals the full pass; "rule": by a rule of its own; None: no decoding.
+        distances: terms by distance are exact.
+        globals: global positions.
+        dropout: dropout of attention weights.
+        sorts: entries are sorted by content, so that equality is up to rounding.
+    """
+
+    causal: Literal["strict", "selection"] | None = None
+    bidirectional: bool = False
+    memory: bool = False
+    padding: bool = False
+    packing: Literal["equal", "masked"] | None = None
+    decode: Literal["exact", "rule"] | None = None
+    distances: bool = False
+    globals: bool = False
+    dropout: bool = False
+    sorts: bool = False
+
+    def weakest(self, other: Promise) -> Promise:
+        """What holds where both are used side by side."""
+        order: dict[str, tuple[Any, ...]] = {
+            "causal": (None, "selection", "strict"),
+            "packing": (None, "masked", "equal"),
+            "decode": (None, "rule", "exact"),
+        }
+        values = {}
+        for field in dataclasses.fields(self):
+            ranks = order.get(field.name, (False, True))
+            least = min(ranks.index(getattr(promise, field.name)) for promise in (self, other))
+            values[field.name] = ranks[least]
+        values["sorts"] = self.sorts or other.sorts
+        return Promise(**values)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Attended:
+    """What a pattern returns.
+
+    Attributes:
+        out: [B, T, H, E].
+        losses: auxiliary losses by name, weighted scalars.
+        metrics: numbers to report by name.
+        updates: new values of the pattern's buffers by attribute name; the training step writes them.
+    """
+
+    out: Array
+    losses: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+    updates: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+
+
+class Buffer(nnx.Variable):  # type: ignore[type-arg]
+    """State of a pattern that is no parameter: written by the training step from `Attended.updates`, never in place."""
+
+
+class Pattern(nnx.Module):
+    """Which keys a query may read. Subclasses are final: own arguments, then `site` and `rngs` from `Attention`."""
+
+    projections: ClassVar[str] = "qkv"
+    """What is projected: "qkv", or "shared_qk"."""
+
+    def __init__(self, site: Site) -> None:
+        self.causal = site.causal
+        self.num_heads = site.num_heads
+        self.dropout = site.dropout
+        promise = self.promise
+        name = type(self).__name__
+        if site.causal and promise.causal is None:
+            raise ValueError(f"{name} has no causal form: use an encoder, or a pattern that `lra attention list` marks causal")
+        if not site.causal and not promise.bidirectional:
+            raise ValueError(f"{name} has no bidirectional form: use a decoder, or a pattern marked bidirectional")
+        if site.dropout and not promise.dropout:
+            raise ValueError(f"{name} does not promise dropout of attention weights: set Attention.dropout = 0")
+
+    @property
+    @abc.abstractmethod
+    def promise(self) -> Promise:
+        """What this instance can do."""
+
+    @property
+    @abc.abstractmethod
+    def rule(self) -> Rule:
+        """`rule(q: Entry, k: Entry) -> bool`: the definition of the pattern, for the oracle, the drawings and decoding."""
+
+    @classmethod
+    @abc.abstractmethod
+    def examples(cls) -> tuple[dict[str, Any], ...]:
+        """Small argument sets for the contract suite, the drawings and the benchmark."""
+
+    @abc.abstractmethod
+    def __call__(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        inputs: tuple[Array, Array] | None = None,
+        visibility: Visibility | None = None,
+        terms: Terms = (),
+        key: Array | None = None,
+        train: bool = False,
+    ) -> Attended:
+        """Attention.
+
+        Args:
+            q: [B, T, H, D]. k: [B, S, H, D]. v: [B, S, H, E].
+            inputs: the normalised layer inputs of queries [B, T, C] and keys [B, S, C], for projections of the pattern's own.
+            visibility: positions, validity, segments; None for all defaults.
+            terms: additions by position.
+            key: random key of this layer and step.
+            train: whether dropout and updates of buffers are on.
+        """
+
+    def labels(
+        self, queries: int, keys: int, visibility: Visibility, key: Array | None = None
+    ) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
+        """The pattern's own integers for T queries and S keys, [B or 1, T] and [B or 1, S], as the rule reads them."""
+        return {}, {}
+
+    def project(self) -> None:
+        """Called after every optimizer update; clamps what has bounds."""
+
+    def dropout_rate(self, train: bool) -> float:
+        """The rate for this call."""
+        return self.dropout if train else 0.0
+
+
+def require(promise: Promise, name: str, **options: bool) -> None:
+    """Raises for the first option that is wanted and not promised."""
+    for option, wanted in options.items():
+        if wanted and not getattr(promise, option):
+            raise ValueError(
+                f"{name} does not promise {option}, which this model needs: choose a pattern that does (`lra attention list`)"
+            )
+
+
+def default_scale(scale: float | None, width: int) -> float:
+    """1/sqrt(D) unless given."""
+    return width**-0.5 if scale is None else scale
+
+
+def aligned(
+    terms: Terms, q: Array, k: Array, visibility: Visibility | None
+) -> tuple[Array, Array, Visibility]:
+    """Queries and keys after the terms' own rotations, and a visibility that is never None."""
+    visibility = visibility or Visibility()
+    if terms:
+        length, size = q.shape[1], k.shape[1]
+        index = jnp.arange(size, dtype=jnp.int32)[None]
+        q_position = index[:, size - length :] if visibility.q_position is None else visibility.q_position
+        k_position = index if visibility.k_position is None else visibility.k_position
+        q, k = terms_lib.prepare(terms, q, k, q_position, k_position)
+    return q, k, visibility

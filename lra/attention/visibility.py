@@ -1,0 +1,99 @@
+"""Who may be seen: positions, validity and segments of queries and keys, the only carrier of masks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Array = Any  # jax.Array, numpy.ndarray or tracer
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What a rule knows of queries or of keys; everything broadcasts to [B, H, T, S].
+
+    Attributes:
+        position: integer positions in the row, [B or 1, 1, T, 1] for queries and [B or 1, 1, 1, S] for keys.
+        head: head numbers inside the pattern, [1, H, 1, 1].
+        labels: the pattern's own integers by name (block, bucket, cluster), shaped like `position` (or with H heads).
+    """
+
+    position: Array
+    head: Array
+    labels: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Visibility:
+    """Positions, validity and segments of T queries and S >= T keys. It can only remove pairs, never add one.
+
+    The last T keys are the queries' own tokens. A field that is None has its default: positions by index (keys 0..S-1, queries
+    S-T..S-1), everything valid, one segment. Positions must be contiguous inside a segment; leave them None under padding and
+    packing, where they differ from the index by a constant only and every distance is the same.
+
+    Attributes:
+        q_position: [B or 1, T] integers.
+        k_position: [B or 1, S] integers.
+        q_valid: [B or 1, T] booleans; an invalid query reads nothing: its output is 0.
+        k_valid: [B or 1, S] booleans; an invalid key is read by nobody, whatever it holds.
+        q_segment: [B or 1, T] integers; queries read keys of their own segment only.
+        k_segment: [B or 1, S] integers, given together with `q_segment`.
+    """
+
+    q_position: Array | None = None
+    k_position: Array | None = None
+    q_valid: Array | None = None
+    k_valid: Array | None = None
+    q_segment: Array | None = None
+    k_segment: Array | None = None
+
+    @classmethod
+    def tokens(cls, *, valid: Array | None = None, segment: Array | None = None) -> Visibility:
+        """Self-attention over T tokens.
+
+        Args:
+            valid: [B, T] booleans, False for padding.
+            segment: [B, T] integers, one a packed document.
+        """
+        return cls(q_valid=valid, k_valid=valid, q_segment=segment, k_segment=segment)
+
+    def after(self, memory_valid: Array, length: int) -> Visibility:
+        """The same with M memory slots standing before the keys.
+
+        Args:
+            memory_valid: [B, M] booleans, False for slots that are still empty.
+            length: number of keys so far (S).
+        """
+        if self.k_segment is not None:
+            raise ValueError("packed segments need rows without memory: memory slots belong to no segment")
+        batch, slots = memory_valid.shape
+        own = jnp.ones((1, length), bool) if self.k_valid is None else self.k_valid
+        valid = jnp.concatenate([memory_valid, jnp.broadcast_to(own, (batch, length))], axis=1)
+        if self.k_position is None:
+            return dataclasses.replace(self, k_valid=valid)
+        numbers = self.k_position[:, :1] - slots + jnp.arange(slots, dtype=self.k_position.dtype)
+        position = jnp.concatenate([numbers, self.k_position], axis=1)
+        return dataclasses.replace(self, k_valid=valid, k_position=position)
+
+    def check(self, batch: int, queries: int, keys: int) -> Visibility:
+        """Raises where shapes or dtypes do not fit; returns self."""
+        for name in ("position", "valid", "segment"):
+            for side, length in (("q", queries), ("k", keys)):
+                value = getattr(self, f"{side}_{name}")
+                if value is None:
+                    continue
+                if value.ndim != 2 or value.shape[0] not in (1, batch) or value.shape[1] != length:
+                    raise ValueError(f"{side}_{name} needs shape [{batch} or 1, {length}], got {list(value.shape)}")
+                kind = jnp.bool_ if name == "valid" else jnp.integer
+                if not jnp.issubdtype(value.dtype, kind):
+                    raise ValueError(f"{side}_{name} needs dtype {kind.__name__}, got {value.dtype}")
+        for name in ("position", "segment"):
+            if (getattr(self, f"q_{name}") is None) != (getattr(self, f"k_{name}") is None):
+                raise ValueError(f"q_{name} and k_{name} have no effect alone: give both or none")
+        return self

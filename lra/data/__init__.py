@@ -1,0 +1,21 @@
+"""Corpora, vocabularies and the order in which training reads them; imports no other part of lra but its errors."""
+
+from lra.data.corpus import SPLITS, Corpus
+from lra.data.python_source import PythonSource
+from lra.data.streams import Batch, Batches, BatchIterator, Streams, Windows
+from lra.data.text_file import TextFile
+from lra.data.vocabulary import Bytes, Vocabulary
+
+__all__ = [
+    "SPLITS",
+    "Batch",
+    "BatchIterator",
+    "Batches",
+    "Bytes",
+    "Corpus",
+    "PythonSource",
+    "Streams",
+    "TextFile",
+    "Vocabulary",
+    "Windows",
+]

@@ -1,0 +1,86 @@
+"""Vocabularies: the map between text and token ids."""
+
+import abc
+
+import numpy as np
+import numpy.typing as npt
+
+from lra.errors import UserError
+
+
+class Vocabulary(abc.ABC):
+    """The contract of every vocabulary.
+
+    Ids run from 0 to `size - 1`. Scores per byte and per word rest on `num_bytes`, which counts the original text even
+    where `decode` cannot give it back.
+
+    Attributes:
+        name: what reports call the tokenisation.
+        size: the number of ids.
+        start: the id that stands before the first token of a corpus.
+        lossless: whether `decode(encode(text))` equals the text for every text.
+    """
+
+    name: str
+    size: int
+    start: int
+    lossless: bool
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The smallest unsigned type that holds every id."""
+        return np.min_scalar_type(self.size - 1)
+
+    @abc.abstractmethod
+    def encode(self, text: bytes | str) -> np.ndarray:
+        """Turns text (a string stands for its UTF-8 bytes) into ids, 1-D, of type `dtype`."""
+
+    @abc.abstractmethod
+    def decode(self, ids: npt.ArrayLike) -> bytes:
+        """Turns ids, 1-D, into text; raises what `check` raises."""
+
+    @abc.abstractmethod
+    def num_bytes(self, tokens: np.ndarray) -> int:
+        """Returns how many bytes of the original text a slice of a corpus' tokens stands for."""
+
+    def check(self, tokens: npt.ArrayLike) -> None:
+        """Checks ids of any shape on the host, since an id out of range gives NaN or clamps silently on a device.
+
+        Raises:
+            UserError: an id is not an integer or not in [0, size).
+        """
+        ids = np.asarray(tokens)
+        if ids.size == 0:
+            return
+        if not np.issubdtype(ids.dtype, np.integer):
+            raise UserError(
+                f"token ids have type {ids.dtype}, but vocabulary {self.name!r} needs integers: encode the text first"
+            )
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= self.size:
+            raise UserError(
+                f"token ids span {low} to {high}, but vocabulary {self.name!r} has ids 0 to {self.size - 1}: "
+                "encode the text with this vocabulary"
+            )
+
+
+class Bytes(Vocabulary):
+    """The 256 byte values as ids; lossless. A corpus is preceded by a newline."""
+
+    name = "bytes"
+    size = 256
+    start = 10
+    lossless = True
+
+    def encode(self, text: bytes | str) -> np.ndarray:
+        """Returns the bytes of the text, uint8 (read-only where the text was bytes)."""
+        return np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8)
+
+    def decode(self, ids: npt.ArrayLike) -> bytes:
+        """Returns the ids as bytes; raises `UserError` on an id outside [0, 256)."""
+        self.check(ids)
+        return np.asarray(ids).astype(np.uint8).tobytes()
+
+    def num_bytes(self, tokens: np.ndarray) -> int:
+        """Returns the number of tokens: one token is one byte."""
+        return int(np.asarray(tokens).size)

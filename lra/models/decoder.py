@@ -1,0 +1,194 @@
+"""The decoder: token embedding, a causal stack, an output head."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lra.attention.core import Terms
+from lra.attention.initialisers import initialiser
+from lra.attention.layer import Attention, dropout
+from lra.attention.memory import Memory
+from lra.attention.pattern import Pattern, Site
+from lra.attention.terms import TermModule
+from lra.attention.visibility import Array, Visibility
+from lra.models.embeddings import PositionEmbedding
+from lra.models.feed_forward import FeedForward
+from lra.models.output import Softmax
+from lra.models.stack import Layer, Stack, StackOutput
+
+_EMBEDDING = 1 << 20  # number of the embedding's random key; layers have theirs from 0
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """A segment scored by a model.
+
+    Attributes:
+        nats: negative log-likelihood of each target [B, T], in nats.
+        memory: the memory after this segment, or None.
+        losses: weighted auxiliary losses.
+        metrics: by layer, [L] each.
+        updates: new buffer values, for `Decoder.write`.
+    """
+
+    nats: Array
+    memory: Any
+    losses: Mapping[str, Array]
+    metrics: Mapping[str, Array]
+    updates: Any
+
+
+class Decoder(nnx.Module):
+    """A causal language model. Every part is injected; patterns may differ by layer.
+
+    Args:
+        num_layers: L. width: C. num_heads: H.
+        head_dim: D; None for C / H, which must divide.
+        pattern: a pattern class, or a tuple of them: cycled over the layers, or one entry a layer.
+        attention: class of the attention layer. feed_forward: class of the feed-forward layer. stack: class of the stack.
+        head: class of the output head.
+        terms: classes of terms by position, shared by all layers.
+        memory: class of the memory between segments, or None.
+        position: class of the absolute position embedding, or None.
+        embedding: name of the initialiser of the token embedding.
+        dropout: share of embedding features dropped in training.
+        vocabulary_size: V, from the corpus. rngs: random streams.
+
+    Raises:
+        ValueError: sizes that do not fit, or an option that a pattern does not promise.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        width: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        pattern: Callable[..., Pattern] | tuple[Callable[..., Pattern], ...],
+        attention: Callable[..., Attention] = Attention,
+        feed_forward: Callable[..., FeedForward] = FeedForward,
+        stack: Callable[..., Stack] = Stack,
+        head: Callable[..., Softmax] = Softmax,
+        terms: tuple[Callable[..., TermModule], ...] = (),
+        memory: Callable[..., Memory] | None = None,
+        position: Callable[..., PositionEmbedding] | None = None,
+        embedding: str = "normal_0.02",
+        dropout: float = 0.0,
+        vocabulary_size: int,
+        rngs: nnx.Rngs,
+    ) -> None:
+        for name, value in (("num_layers", num_layers), ("width", width), ("num_heads", num_heads)):
+            if value < 1:
+                raise ValueError(f"Decoder.{name} needs to be at least 1, got {value}")
+        if head_dim is None and width % num_heads:
+            raise ValueError(
+                f"Decoder.num_heads={num_heads} does not divide Decoder.width={width}: change one of them or set Decoder.head_dim"
+            )
+        if not 0 <= dropout < 1:
+            raise ValueError(f"Decoder.dropout needs to be at least 0 and below 1, got {dropout}")
+        if memory is not None and position is not None:
+            raise ValueError(
+                "absolute positions repeat in every segment, so memory would hold two tokens at one position: "
+                "set Decoder.position = None and use Decoder.terms, or set Decoder.memory = None"
+            )
+        head_dim = head_dim or width // num_heads
+        patterns = pattern if isinstance(pattern, tuple) else (pattern,)
+        if not patterns or num_layers % len(patterns):
+            raise ValueError(f"Decoder.pattern needs a number of entries that divides {num_layers} layers, got {len(patterns)}")
+        self.vocabulary_size, self.width, self.dropout = vocabulary_size, width, dropout
+        self.embedding = nnx.Embed(vocabulary_size, width, embedding_init=initialiser(embedding), rngs=rngs)
+        self.position = None if position is None else position(width=width, rngs=rngs)
+        self.terms = nnx.List([term(num_heads=num_heads, head_dim=head_dim, rngs=rngs) for term in terms])
+        distances = any(term.distances for term in self.terms)
+
+        def layer(i: int, *, norm: Any, dropout: float, rngs: nnx.Rngs) -> Layer:
+            site = Site(i, num_layers, num_heads, head_dim, width, causal=True)
+            return Layer(
+                norm=norm,
+                dropout=dropout,
+                attention=attention(
+                    pattern=patterns[i % len(patterns)], site=site, memory=memory is not None, distances=distances, rngs=rngs
+                ),
+                feed_forward=feed_forward(width=width, rngs=rngs),
+                memory=None if memory is None else memory(width=width, rngs=rngs),
+                width=width,
+                rngs=rngs,
+            )
+
+        self.stack = stack(num_layers=num_layers, width=width, layer=layer, rngs=rngs)
+        self.head = head(vocabulary_size=vocabulary_size, width=width, rngs=rngs)
+
+    def initial_memory(self, batch: int, train: bool) -> Any:
+        """The memory of B rows that have seen nothing, or None without memory."""
+        return self.stack.initial_memory(batch, train)
+
+    def reset_memory(self, memory: Any, rows: Array) -> Any:
+        """The memory with the given rows [B] emptied."""
+        return None if memory is None else self.stack.reset_memory(memory, rows)
+
+    def __call__(
+        self,
+        tokens: Array,
+        *,
+        valid: Array | None = None,
+        memory: Any = None,
+        key: Array | None = None,
+        train: bool = False,
+    ) -> tuple[Array, StackOutput]:
+        """Logits [B, T, V] for the tokens after `tokens` [B, T], and what the stack returned."""
+        output = self._hidden(tokens, valid, memory, key, train)
+        return self.head.logits(output.x, self.embedding.embedding[...]), output
+
+    def score(
+        self,
+        tokens: Array,
+        targets: Array,
+        *,
+        valid: Array | None = None,
+        memory: Any = None,
+        key: Array | None = None,
+        train: bool = False,
+    ) -> Scored:
+        """Scores the targets [B, T], which follow the tokens [B, T].
+
+        Args:
+            tokens: integers below V, checked by the caller on the host.
+            targets: integers below V.
+            valid: [B, T] booleans, False for padding; None for none.
+            memory: the state that `initial_memory` or the last segment gave.
+            key: random key of this step, for dropout.
+            train: whether dropout and updates of buffers are on.
+        """
+        output = self._hidden(tokens, valid, memory, key, train)
+        nats = self.head.nats(output.x, self.embedding.embedding[...], targets)
+        return Scored(nats, output.memory, output.losses, output.metrics, output.updates)
+
+    def write(self, updates: Any) -> None:
+        """Writes the buffer values that a training step has accepted."""
+        self.stack.write(updates)
+
+    def project(self) -> None:
+        """The patterns' hook after an optimizer update."""
+        self.stack.project()
+
+    def _hidden(
+        self, tokens: Array, valid: Array | None, memory: Any, key: Array | None, train: bool
+    ) -> StackOutput:
+        x = self.embedding(tokens)
+        if self.position is not None:
+            limit = self.position.max_length
+            if limit is not None and tokens.shape[1] > limit:
+                raise ValueError(f"the model has {limit} positions, got {tokens.shape[1]} tokens: raise LearnedPositions.max_length")
+            x = x + self.position(jnp.arange(tokens.shape[1])[None])
+        x = dropout(x, self.dropout if train else 0.0, None if key is None else jax.random.fold_in(key, _EMBEDDING))
+        terms: Terms = tuple(term() for term in self.terms)
+        visibility = None if valid is None else Visibility.tokens(valid=valid)
+        return self.stack(x, memory=memory, visibility=visibility, terms=terms, key=key, train=train)

@@ -1,0 +1,62 @@
+"""Absolute position embeddings, added to the token embeddings."""
+
+from __future__ import annotations
+
+import abc
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from lra.attention.initialisers import initialiser
+from lra.attention.visibility import Array
+
+
+class PositionEmbedding(nnx.Module):
+    """Vectors [B or 1, T, C] for positions [B or 1, T]. Subclasses are final."""
+
+    max_length: int | None = None
+    """Positions 0..max_length-1 exist; None for no bound."""
+
+    @abc.abstractmethod
+    def __call__(self, position: Array) -> Array:
+        """The vectors of these positions."""
+
+
+class LearnedPositions(PositionEmbedding):
+    """A learned vector a position (Gehring et al. 2017, arXiv:1705.03122).
+
+    Args:
+        max_length: number of positions.
+        table: name of the initialiser.
+    """
+
+    def __init__(self, *, max_length: int, table: str = "normal_0.02", width: int, rngs: nnx.Rngs) -> None:
+        if max_length < 1:
+            raise ValueError(f"LearnedPositions.max_length needs to be at least 1, got {max_length}")
+        self.max_length = max_length
+        self.embedding = nnx.Embed(max_length, width, embedding_init=initialiser(table), rngs=rngs)
+
+    def __call__(self, position: Array) -> Array:
+        return self.embedding(position)
+
+
+class SinusoidalPositions(PositionEmbedding):
+    """Sines and cosines, concatenated (Vaswani et al. 2017, arXiv:1706.03762, section 3.5, which interleaves them).
+
+    Args:
+        base: wavelengths run from 2 pi to 2 pi base, in tokens.
+    """
+
+    def __init__(self, *, base: float = 10_000.0, width: int, rngs: nnx.Rngs) -> None:
+        if width % 2:
+            raise ValueError(f"SinusoidalPositions needs an even width, got {width}")
+        if base <= 1:
+            raise ValueError(f"SinusoidalPositions.base needs to be above 1, got {base}")
+        self.base, self.width = base, width
+
+    def __call__(self, position: Array) -> Array:
+        half = self.width // 2
+        frequencies = jnp.asarray(self.base ** -(np.arange(half) / half), jnp.float32)
+        angle = position[..., None].astype(jnp.float32) * frequencies
+        return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)

@@ -1,0 +1,253 @@
+"""How layers are joined: pre-norm or post-norm, in a loop or by scan, rematerialised or not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lra.attention.core import Terms
+from lra.attention.layer import Attention, dropout
+from lra.attention.memory import Memory
+from lra.attention.visibility import Array, Visibility
+from lra.models.feed_forward import FeedForward
+
+REMAT: dict[str, Any] = {
+    "none": None,
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+"""What a layer saves for the backward pass, by name: everything, its input alone, or its projections."""
+
+_ATTENTION, _AFTER_ATTENTION, _FEED_FORWARD, _AFTER_FEED_FORWARD = range(4)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StackOutput:
+    """What a stack of L layers returns.
+
+    Attributes:
+        x: [B, T, C].
+        memory: the memory's states after this segment: a tuple of p stacks with leading axis L/p; None without memory.
+        losses: weighted auxiliary losses, summed over layers.
+        metrics: [L] each; NaN for layers that don't report it.
+        updates: new buffer values, a tuple of p mappings with leading axis L/p.
+    """
+
+    x: Array
+    memory: tuple[Any, ...] | None
+    losses: Mapping[str, Array]
+    metrics: Mapping[str, Array]
+    updates: tuple[Mapping[str, Array], ...]
+
+
+class Layer(nnx.Module):
+    """Attention and feed-forward, each with its norm and its residual connection."""
+
+    def __init__(
+        self,
+        *,
+        norm: Literal["pre", "post"],
+        dropout: float,
+        attention: Attention,
+        feed_forward: FeedForward,
+        memory: Memory | None,
+        width: int,
+        rngs: nnx.Rngs,
+    ) -> None:
+        self.pre, self.dropout = norm == "pre", dropout
+        self.attention, self.feed_forward, self.memory = attention, feed_forward, memory
+        self.attention_norm, self.feed_forward_norm = (nnx.LayerNorm(width, rngs=rngs) for _ in range(2))
+
+    def __call__(
+        self, x: Array, state: Any, visibility: Visibility | None, terms: Terms, key: Array | None, train: bool
+    ) -> tuple[Array, tuple[Any, Mapping[str, Array], Mapping[str, Array], Mapping[str, Array]]]:
+        """[B, T, C] to [B, T, C], and (memory state, losses, metrics, updates)."""
+        keys = [None if key is None else jax.random.fold_in(key, purpose) for purpose in range(4)]
+        rate = self.dropout if train else 0.0
+        length, inputs, metrics = x.shape[1], x, {}
+        if self.memory is not None:
+            remembered, filled = self.memory.read(state)
+            inputs = jnp.concatenate([jax.lax.stop_gradient(remembered).astype(x.dtype), x], axis=1)
+            valid = None if visibility is None else visibility.q_valid
+            state, metrics = self.memory.update(state, x, valid)
+            visibility = (visibility or Visibility()).after(filled, length)
+        attended = self.attention(
+            self.attention_norm(inputs) if self.pre else inputs,
+            length, visibility=visibility, terms=terms, key=keys[_ATTENTION], train=train,
+        )  # fmt: skip
+        x = x + dropout(attended.out, rate, keys[_AFTER_ATTENTION])
+        x = x if self.pre else self.attention_norm(x)
+        y = self.feed_forward(
+            self.feed_forward_norm(x) if self.pre else x, key=keys[_FEED_FORWARD], train=train
+        )
+        x = x + dropout(y, rate, keys[_AFTER_FEED_FORWARD])
+        x = x if self.pre else self.feed_forward_norm(x)
+        return x, (state, attended.losses, {**metrics, **attended.metrics}, attended.updates)
+
+
+class Stack(nnx.Module):
+    """L layers, stored as p stacks with leading axis L/p, p being the shortest period at which layers are equal.
+
+    Storage and initial values (layer i from `fold_in(init_key, i)`) do not depend on `scan`.
+
+    Args:
+        norm: "pre" (Child et al. 2019, arXiv:1904.10509) or "post" (Vaswani et al. 2017, arXiv:1706.03762).
+        dropout: share of what is added to the residual stream dropped in training.
+        scan: apply by `jax.lax.scan`, for compile time, instead of a loop.
+        remat: what a layer saves for the backward pass: a name of `REMAT`.
+        num_layers: L. width: C. layer: `layer(i, norm, dropout, rngs)` makes layer i. rngs: random streams.
+    """
+
+    def __init__(
+        self,
+        *,
+        norm: Literal["pre", "post"] = "pre",
+        dropout: float = 0.0,
+        scan: bool = False,
+        remat: str = "none",
+        num_layers: int,
+        width: int,
+        layer: Callable[..., Layer],
+        rngs: nnx.Rngs,
+    ) -> None:
+        if norm not in ("pre", "post"):
+            raise ValueError(f"Stack.norm needs to be 'pre' or 'post', got {norm!r}")
+        if remat not in REMAT:
+            raise ValueError(f"Stack.remat needs to be one of {', '.join(map(repr, REMAT))}, got {remat!r}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"Stack.dropout needs to be at least 0 and below 1, got {dropout}")
+        self.num_layers, self.scan, self.remat = num_layers, scan, remat
+        init_key = rngs.params()
+
+        def make(i: int, key: Array) -> Layer:
+            return layer(i, norm=norm, dropout=dropout, rngs=nnx.Rngs(params=key))
+
+        period = _period([_structure(make, i, init_key) for i in range(num_layers)])
+        stacks = []
+        for r in range(period):
+            keys = jax.vmap(lambda i: jax.random.fold_in(init_key, i))(jnp.arange(r, num_layers, period))
+            state = jax.vmap(lambda key, r=r: nnx.split(make(r, key))[1])(keys)
+            stacks.append(nnx.merge(_structure(make, r, init_key)[0], state))
+        self.layers = nnx.List(stacks)
+        self.final_norm = nnx.LayerNorm(width, rngs=rngs) if norm == "pre" else None
+
+    def initial_memory(self, batch: int, train: bool) -> tuple[Any, ...] | None:
+        """The memory's states for B rows, or None without memory."""
+        if self.layers[0].memory is None:
+            return None
+        count = self.num_layers // len(self.layers)
+        states = [layer.memory.initial(batch, train) for layer in self.layers]
+        return tuple(jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), state) for state in states)
+
+    def reset_memory(self, memory: tuple[Any, ...], rows: Array) -> tuple[Any, ...]:
+        """The states with the given rows [B] emptied."""
+        return tuple(
+            jax.vmap(lambda state, layer=layer: layer.memory.reset(state, rows))(state)
+            for layer, state in zip(self.layers, memory, strict=True)
+        )
+
+    def write(self, updates: tuple[Mapping[str, Array], ...]) -> None:
+        """Writes buffer values that the training step has accepted."""
+        for layer, values in zip(self.layers, updates, strict=True):
+            for path, value in values.items():
+                *parents, name = path.split(".")
+                owner = layer.attention.pattern
+                for parent in parents:
+                    owner = owner.groups[int(parent)]
+                getattr(owner, name)[...] = value
+
+    def project(self) -> None:
+        """The patterns' hook after an optimizer update."""
+        for layer in self.layers:
+            layer.attention.pattern.project()
+
+    def __call__(
+        self,
+        x: Array,
+        *,
+        memory: tuple[Any, ...] | None = None,
+        visibility: Visibility | None = None,
+        terms: Terms = (),
+        key: Array | None = None,
+        train: bool = False,
+    ) -> StackOutput:
+        """[B, T, C] through all layers."""
+        period = len(self.layers)
+        count = self.num_layers // period
+        split = [nnx.split(layer) for layer in self.layers]
+        graphs, states = [graph for graph, _ in split], tuple(state for _, state in split)
+        memory = memory if memory is not None else (None,) * period
+
+        def one(r: int, state: Any, x: Array, remembered: Any, i: Array | int, terms: Terms) -> Any:
+            layer_key = None if key is None else jax.random.fold_in(key, i)
+            return nnx.merge(graphs[r], state)(x, remembered, visibility, terms, layer_key, train)
+
+        if self.remat != "none":
+            one = jax.checkpoint(one, policy=REMAT[self.remat], static_argnums=(0,))
+
+        def turn(x: Array, slices: Any) -> tuple[Array, tuple[Any, ...]]:
+            states, memory, n = slices
+            results = []
+            for r in range(period):
+                x, result = one(r, states[r], x, memory[r], n * period + r, terms)
+                results.append(result)
+            return x, tuple(results)
+
+        if self.scan:
+            x, results = jax.lax.scan(turn, x, (states, memory, jnp.arange(count)))
+        else:
+            turns = []
+            for n in range(count):
+                take = lambda tree, n=n: jax.tree.map(lambda a: a[n], tree)  # noqa: E731
+                x, result = turn(x, (take(states), take(memory), n))
+                turns.append(result)
+            results = jax.tree.map(lambda *a: jnp.stack(a), *turns)
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        return StackOutput(
+            x=x,
+            memory=None if self.layers[0].memory is None else tuple(result[0] for result in results),
+            losses=_total([result[1] for result in results]),
+            metrics=_by_layer([result[2] for result in results], self.num_layers),
+            updates=tuple(result[3] for result in results),
+        )
+
+
+def _structure(make: Callable[..., Layer], i: int, key: Array) -> tuple[Any, Any]:
+    """The graph definition and the shapes of layer i, without computing anything."""
+    graph, state = nnx.split(nnx.eval_shape(lambda: make(i, key)))
+    return graph, jax.tree.map(lambda x: (x.shape, str(x.dtype)), state)
+
+
+def _period(structures: list[Any]) -> int:
+    """The shortest p that divides L with layer i equal to layer i + p for all i."""
+    length = len(structures)
+    for period in range(1, length):
+        if length % period == 0 and all(structures[i] == structures[i + period] for i in range(length - period)):
+            return period
+    return length
+
+
+def _total(losses: list[Mapping[str, Array]]) -> dict[str, Array]:
+    """Sums over layers by name."""
+    total: dict[str, Array] = {}
+    for values in losses:
+        for name, value in values.items():
+            total[name] = total.get(name, jnp.zeros(())) + value.sum()
+    return total
+
+
+def _by_layer(metrics: list[Mapping[str, Array]], num_layers: int) -> dict[str, Array]:
+    """[L] by name, from p mappings with leading axis L/p."""
+    rows: dict[str, Array] = {}
+    for r, values in enumerate(metrics):
+        for name, value in values.items():
+            row = rows.get(name, jnp.full((num_layers, *value.shape[1:]), jnp.nan))
+            rows[name] = row.at[r :: len(metrics)].set(value)
+    return rows
