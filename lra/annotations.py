@@ -96,7 +96,7 @@ def _fits(value: Any, annotation: Any) -> bool:
     return _fits_kind(value, kind, arguments)
 
 
-def _fits_kind(value: Any, kind: type, arguments: tuple[Any, ...]) -> bool:
+def _fits_kind(value: Any, kind: Any, arguments: tuple[Any, ...]) -> bool:
     if getattr(kind, "_is_protocol", False):  # structure shows only in the finished object
         return isinstance(value, type | Instance)
     if kind is type:

@@ -8,7 +8,7 @@ import difflib
 import importlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -62,17 +62,22 @@ def register(classes: Mapping[str, type], *, patterns: Mapping[str, str] | None 
 
     Raises:
       ValueError: another class has the name.
-      TypeError: a default that gin cannot write, which would be missing from the resolved configuration.
+      TypeError: a default that is neither a literal nor a class: it would be missing from the resolved configuration.
     """
     for name, cls in classes.items():
-        if REGISTRY.setdefault(name, cls) is not cls:
+        if REGISTRY.get(name) is cls:
+            continue
+        if name in REGISTRY:
             raise ValueError(f"{name} is registered already, as {REGISTRY[name]!r}: {cls!r} needs another name")
         for parameter in parameters(cls).values():
+            if isinstance(parameter.default, type):  # `parameter.empty` is one; other classes are for use without gin
+                continue
             try:
-                literal(None if parameter.default is parameter.empty else parameter.default)
+                literal(parameter.default)
             except UserError as error:
                 raise TypeError(f"the default of {name}.{parameter.name} must be a literal: {error}") from error
         gin.external_configurable(cls, name=name, module=cls.__module__)
+        REGISTRY[name] = cls
     _PATTERNS.update(patterns or {})
 
 
@@ -165,8 +170,8 @@ def build(loaded: Loaded, *, root: str = "Experiment") -> Any:
         if missing := _missing(str(error)):
             raise UserError(missing) from error
         raise
-    if without_effect := _without_effect(loaded):
-        raise UserError("\n".join(without_effect))
+    if mistakes := _without_effect(loaded) + _not_injected(loaded):
+        raise UserError("\n".join(mistakes))
     return instance
 
 
@@ -288,6 +293,22 @@ def _without_effect(loaded: Loaded) -> list[str]:
             winners = sorted({str(loaded.bindings[other]) for others in overriding.values() for other in others})
             reason = f"{key.name} is built only where {', '.join(winners)} overrides it"
         sentences.append(f"{loaded.bindings[key]} has no effect: {reason}")
+    return sentences
+
+
+def _not_injected(loaded: Loaded) -> list[str]:
+    """A sentence for each parameter left at a class, which gin's bindings would not reach."""
+    sentences = []
+    for scope, selector in gin.config._OPERATIVE_CONFIG:
+        name = _name(selector)
+        bound = {key.parameter for key in loaded.values if key.name == name and within(scope, key.scope)}
+        for parameter in parameters(REGISTRY[name]).values():
+            default = parameter.default
+            if isinstance(default, type) and default is not parameter.empty and parameter.name not in bound:
+                key = Key(scope, name, parameter.name)
+                sentences.append(
+                    f"{key} must be bound, since its default ignores bindings: {key} = @{default.__name__}"
+                )
     return sentences
 
 

@@ -245,7 +245,8 @@ def _statements(text: str, shown: str) -> Iterator[Any]:
         reason = f"{token[1]} is no value (strings need quotes)" if token else str(error.msg).strip().rstrip(".")
         raise UserError(f"{_at(shown, error.lineno)} cannot be read: {reason}") from error
     except tokenize.TokenError as error:
-        raise UserError(f"{_at(shown, error.args[1][0])} cannot be read: a bracket or string is left open") from error
+        line = min(error.args[1][0], text.rstrip().count("\n") + 1)  # an open bracket is noticed past the end
+        raise UserError(f"{_at(shown, line)} cannot be read: a bracket or string is left open") from error
 
 
 def _at(shown: str, line: int | None) -> str:

@@ -8,9 +8,9 @@ from lra.gin_files import Bindings, Key, Reference, macros, references, within
 def swap(bindings: Bindings, incoming: Bindings, patterns: Mapping[str, str]) -> tuple[Bindings, str]:
     """Puts an attention file in place of the pattern classes that a configuration names.
 
-    Where the file binds a parameter of another class (`Decoder.pattern`) or a macro, the old bindings of it go, in every
-    scope. So do the bindings of the pattern classes that these named and nothing else names, and the macros that only
-    the removed bindings used.
+    Where the file binds a parameter of another class (`Decoder.pattern`) or a macro, the old bindings of it go, in
+    every scope. So do the bindings of the pattern classes that these named and nothing else names, and the macros that
+    only the removed bindings used.
 
     Args:
       bindings: the configuration.
@@ -23,7 +23,7 @@ def swap(bindings: Bindings, incoming: Bindings, patterns: Mapping[str, str]) ->
     slots = {key[1:] for key in incoming if key.name not in patterns}
     replaced = {key for key in bindings if key[1:] in slots}
     old = _patterns(_references(replaced, bindings), bindings, patterns)
-    dead = _dead(old, replaced, bindings)
+    dead = _dead(old, {key: binding for key, binding in bindings.items() if key not in replaced})
     kept = {key: binding for key, binding in bindings.items() if key not in replaced | dead}
     merged = kept | incoming
     orphans = macros((bindings[key].value for key in replaced | dead), bindings) - incoming.keys()
@@ -37,13 +37,13 @@ def swap(bindings: Bindings, incoming: Bindings, patterns: Mapping[str, str]) ->
     return {key: binding for key, binding in merged.items() if key not in orphans}, sentence
 
 
-def _dead(old: set[str], replaced: set[Key], bindings: Bindings) -> set[Key]:
+def _dead(old: set[str], staying: Bindings) -> set[Key]:
     """The bindings of the old patterns, less those that serve a reference which stays, such as the encoder's."""
-    dead = {key for key in bindings if key.name in old}
-    alive = _references({key for key in bindings if key.name} - replaced - dead, bindings)
+    dead = {key for key in staying if key.name in old}
+    alive = _references({key for key in staying if key.name} - dead, staying)
     while saved := {key for key in dead if any(_serves(key, reference) for reference in alive)}:
         dead -= saved
-        alive += _references(saved, bindings)
+        alive += _references(saved, staying)
     return dead
 
 

@@ -1,4 +1,4 @@
-"""What every test runs with: CPU, strict dtypes where they can be, corpora in a temporary folder, a generator seeded by the test's name."""
+"""What every test runs with: CPU, strict dtypes, corpora in a temporary folder, `rng` seeded by the test's name."""
 
 import os
 import zlib
@@ -16,9 +16,11 @@ STRICT = {"attention", "models"}  # elsewhere optax (0.2.8) mixes its int32 coun
 
 def pytest_configure(config: pytest.Config) -> None:
     """Compiled functions are kept between sessions and workers: a third of the time for what was compiled before."""
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("jax")))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    cache = getattr(config, "cache", None)
+    if cache is not None:  # None under `-p no:cacheprovider`, which asks that nothing be kept
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache.mkdir("jax")))
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,6 +13,9 @@ from lra.attention.visibility import Array, Visibility
 
 Pairs = tuple[tuple[int, int], ...]
 
+BLOCK = 256
+"""Upper bound of a block's length: 256 x 256 scores of 8 heads fill a core's cache (docs/performance.md)."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +77,7 @@ def band(
     before: int | None,
     after: int | None,
     step: int = 1,
-    block: int = 256,
+    block: int = BLOCK,
     labels: tuple[Mapping[str, Array], Mapping[str, Array]] = ({}, {}),
 ) -> Grid:
     """Blocks for rules that allow index distances `-after * step .. before * step` in steps of `step`.
@@ -171,7 +174,7 @@ def _side(
 
 
 def _pairs(queries: _Blocks, keys: _Blocks, before: int | None, after: int | None) -> Pairs:
-    """Pairs of blocks with at least one pair at an allowed distance, diagonal by diagonal."""
+    """Pairs of blocks with at least one pair at an allowed distance."""
     offset = keys.count * keys.size - queries.count * queries.size
     pairs = []
     for i in range(queries.count):
@@ -179,4 +182,4 @@ def _pairs(queries: _Blocks, keys: _Blocks, before: int | None, after: int | Non
         lowest = 0 if before is None else max(0, (low - before) // keys.size)
         highest = keys.count - 1 if after is None else min(keys.count - 1, (high + after) // keys.size)
         pairs += [(i, j) for j in range(lowest, highest + 1)]
-    return tuple(sorted(pairs, key=lambda pair: (pair[0] - pair[1], pair[0])))
+    return tuple(pairs)

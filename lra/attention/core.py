@@ -19,6 +19,7 @@ import numpy as np
 
 from lra.attention import arrange
 from lra.attention.arrange import Grid, Side
+from lra.attention.precision import accumulator
 from lra.attention.terms import Positions, Range, Term
 from lra.attention.visibility import Array, Entry
 
@@ -92,31 +93,28 @@ def attend(
         terms: additions by position, differentiated.
         dropout: share of the weights that is dropped; the rest is scaled up, the sum that normalises is not touched.
         key: random key, needed for dropout.
-        precision: of products of float32 inputs.
+        precision: of products of float32 inputs. Narrower inputs are multiplied as float32 at the platform's default
+            precision, since rounding the weights or their gradient to a narrow type would not cancel where it must.
 
     Returns:
         Partial with [B, T, H, E] and [B, T, H].
     """
     if dropout and key is None:
         raise ValueError(f"dropout={dropout} needs a random key: pass key=jax.random.key(seed)")
-    spec = _Spec(rule, grid.layout, scale, dropout, precision)
+    narrow = jnp.finfo(grid.q.dtype).bits < 32  # a float32 product at the default precision holds more than such inputs
+    spec = _Spec(rule, grid.layout, scale, dropout, "default" if narrow else precision)
     out, logsumexp = _online(spec, grid.q, grid.k, grid.v, terms, grid.queries, grid.keys, key if dropout else None)
     return Partial(grid.restore(out), grid.restore(logsumexp))
 
 
-def _accumulator(dtype: Any) -> Any:
-    return jnp.promote_types(dtype, jnp.float32)
-
-
 def _scores(spec: _Spec, q: Array, k: Array, terms: Terms, queries: Side, keys: Side) -> Array:
     """Masked logits [B, R, H, q, k] of one pair of blocks."""
-    wide = _accumulator(q.dtype)
-    s = jnp.einsum("brhqd,brhkd->brhqk", q, k, preferred_element_type=wide, precision=spec.precision) * spec.scale
+    s = jnp.einsum("brhqd,brhkd->brhqk", q, k, precision=spec.precision) * spec.scale
     where = _positions(spec, queries), _positions(spec, keys)
     for term in terms:
         extra = term.score(q, *where, spec.scale)
-        s = s if extra is None else s + extra.astype(wide)
-    return jnp.where(_allowed(spec, queries, keys, q.shape[-3]), s, empty(wide))
+        s = s if extra is None else s + extra.astype(s.dtype)
+    return jnp.where(_allowed(spec, queries, keys, q.shape[-3]), s, empty(s.dtype))
 
 
 def _positions(spec: _Spec, side: Side) -> Positions:
@@ -153,9 +151,7 @@ def _weigh(
     if spec.dropout:
         keep = 1 - spec.dropout
         weights = jnp.where(jax.random.bernoulli(key, keep, weights.shape), weights / keep, 0)
-    out = jnp.einsum(
-        "brhqk,brhke->brhqe", weights.astype(v.dtype), v, preferred_element_type=s.dtype, precision=spec.precision
-    )
+    out = jnp.einsum("brhqk,brhke->brhqe", weights, v, precision=spec.precision)
     where = _positions(spec, queries), _positions(spec, keys)
     for term in terms:
         extra = term.value(weights, *where)
@@ -174,13 +170,13 @@ def _block(
 def _online(
     spec: _Spec, q: Array, k: Array, v: Array, terms: Terms, queries: Side, keys: Side, key: Array | None
 ) -> tuple[Array, Array]:
-    wide = _accumulator(q.dtype)
+    wide = accumulator(q.dtype)
 
     def pair(qs: Any, ks: Any, state: Any, key: Array | None) -> tuple[Array, Array, Array]:
         (q, queries), (k, v, keys), (out, total, top) = qs, ks, state
-        s = _scores(spec, q, k, terms, queries, keys)
+        s = _scores(spec, q.astype(wide), k.astype(wide), terms, queries, keys)
         new = jnp.maximum(top, s.max(-1))
-        more, weight = _weigh(spec, s, v, terms, queries, keys, new, key)
+        more, weight = _weigh(spec, s, v.astype(wide), terms, queries, keys, new, key)
         old = jnp.exp(top - new)
         return out * old[..., None] + more, total * old + weight, new
 
@@ -207,7 +203,7 @@ def _online_backward(spec: _Spec, saved: tuple[Any, ...], cotangents: tuple[Arra
     d_total = d_logsumexp - (d_out * out).sum(-1)
     leaves, tree = jax.tree.flatten(terms)
     real = [jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in leaves]
-    wide = _accumulator(q.dtype)
+    wide = accumulator(q.dtype)
 
     def rebuild(values: list[Array]) -> Terms:
         rest = iter(values)
@@ -221,18 +217,18 @@ def _online_backward(spec: _Spec, saved: tuple[Any, ...], cotangents: tuple[Arra
         def block(q: Array, k: Array, v: Array, learned: list[Array]) -> tuple[Array, Array]:
             return _block(spec, q, k, v, rebuild(learned), queries, keys, top, key)
 
-        return jax.vjp(block, q, k, v, learned)[1]((d_out, d_total))
+        return jax.vjp(block, q.astype(wide), k.astype(wide), v.astype(wide), learned)[1]((d_out, d_total))
 
     def step(carry: Any, i: Array, j: Array, size: int) -> Any:
         dq, dk, dv, dt = carry
         qs = _take((q, queries, logsumexp, d_out, d_total), i, size)
         more_q, more_k, more_v, more_t = jax.vmap(pair)(qs, _take((k, v, keys), j, size), _keys(key, i, j, size))
-        dq = _put(dq, _take(dq, i, size) + more_q.astype(wide), i, size)
-        dk = _put(dk, _take(dk, j, size) + more_k.astype(wide), j, size)
-        dv = _put(dv, _take(dv, j, size) + more_v.astype(wide), j, size)
+        dq = _put(dq, _take(dq, i, size) + more_q, i, size)
+        dk = _put(dk, _take(dk, j, size) + more_k, j, size)
+        dv = _put(dv, _take(dv, j, size) + more_v, j, size)
         return dq, dk, dv, [a + b.astype(a.dtype).sum(0) for a, b in zip(dt, more_t, strict=True)]
 
-    zeros = [jnp.zeros(leaf.shape, _accumulator(leaf.dtype)) for leaf in learned]
+    zeros = [jnp.zeros(leaf.shape, accumulator(leaf.dtype)) for leaf in learned]
     start = (jnp.zeros(q.shape, wide), jnp.zeros(k.shape, wide), jnp.zeros(v.shape, wide), zeros)
     dq, dk, dv, dt = _visit(spec, step, start, q, k)
     rest = iter(zip(dt, learned, strict=True))
@@ -270,14 +266,17 @@ def _visit(spec: _Spec, step: Callable[..., Any], carry: Any, q: Array, k: Array
 @functools.lru_cache(maxsize=64)
 def _steps(pairs: arrange.Pairs, together: int) -> list[tuple[int, np.ndarray]]:
     """Full groups of `together` neighbours on a diagonal, and single pairs for what is left."""
-    diagonals: dict[int, list[int]] = {}
-    for i, j in pairs:
-        diagonals.setdefault(j - i, []).append(i)
+    runs: list[list[tuple[int, int]]] = []
+    for i, j in sorted(pairs, key=lambda pair: (pair[0] - pair[1], pair[0])):
+        if runs and runs[-1][-1] == (i - 1, j - 1):
+            runs[-1].append((i, j))
+        else:
+            runs.append([(i, j)])
     full, single = [], []
-    for offset, rows in diagonals.items():
-        whole = len(rows) - len(rows) % together
-        full += [(rows[n], rows[n] + offset) for n in range(0, whole, together)]
-        single += [(row, row + offset) for row in rows[whole:]]
+    for run in runs:
+        whole = len(run) - len(run) % together
+        full += run[:whole:together]
+        single += run[whole:]
     groups = [(together, full), (1, single)]
     return [(size, np.asarray(starts)) for size, starts in groups if starts]
 

@@ -21,8 +21,11 @@ class Memory(nnx.Module):
     """
 
     @abc.abstractmethod
-    def initial(self, batch: int, train: bool, dtype: Any = jnp.float32) -> Any:
-        """The state of B rows that have seen nothing; its shapes carry the lengths for training or for evaluation."""
+    def initial(self, batch: int, train: bool, dtype: Any = jnp.float32, length: int | None = None) -> Any:
+        """The state of B rows that have seen nothing; its shapes carry the lengths for training or for evaluation.
+
+        `length` replaces the tokens remembered, for an evaluation protocol that names its own.
+        """
 
     @abc.abstractmethod
     def read(self, state: Any) -> tuple[Array, Array]:
@@ -64,8 +67,11 @@ class Recurrence(Memory):
                 raise ValueError(f"Recurrence.{name} needs to be at least 1 (leave Decoder.memory = None for none), got {value}")
         self.length, self.evaluation_length, self.width = length, evaluation_length or length, width
 
-    def initial(self, batch: int, train: bool, dtype: Any = jnp.float32) -> RecurrenceState:
-        length = self.length if train else self.evaluation_length
+    def initial(
+        self, batch: int, train: bool, dtype: Any = jnp.float32, length: int | None = None
+    ) -> RecurrenceState:
+        if length is None:
+            length = self.length if train else self.evaluation_length
         return RecurrenceState(jnp.zeros((batch, length, self.width), dtype), jnp.zeros((batch, length), bool))
 
     def read(self, state: RecurrenceState) -> tuple[Array, Array]:

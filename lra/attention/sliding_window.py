@@ -80,7 +80,7 @@ def sliding_window(
     q, k, visibility = aligned(terms, q, k, visibility)
     reach = window + window_right
     grid = arrange.band(
-        q, k, v, visibility, before=window - 1, after=window_right, step=dilation, block=min(256, max(32, reach))
+        q, k, v, visibility, before=window - 1, after=window_right, step=dilation, block=min(arrange.BLOCK, max(8, reach))
     )
     part = core.attend(
         grid, rule=WindowRule(window, window_right, dilation), scale=default_scale(scale, width), terms=terms,

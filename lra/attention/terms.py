@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from lra.attention.precision import accumulator
 from lra.attention.visibility import Array
 
 
@@ -100,7 +101,7 @@ class RotaryTerm(Term):
 
     def _rotate(self, x: Array, position: Array) -> Array:
         frequencies = jax.lax.stop_gradient(self.frequencies)
-        wide = jnp.promote_types(x.dtype, jnp.float32)
+        wide = accumulator(x.dtype)
         angle = position[..., None, None].astype(wide) * frequencies.astype(wide)  # [B or 1, T, 1, pairs]
         half = frequencies.shape[0]
         a, b, rest = x[..., :half].astype(wide), x[..., half : 2 * half].astype(wide), x[..., 2 * half :]

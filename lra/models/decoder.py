@@ -126,9 +126,9 @@ class Decoder(nnx.Module):
         self.stack = stack(num_layers=num_layers, width=width, layer=layer, rngs=rngs)
         self.head = head(vocabulary_size=vocabulary_size, width=width, rngs=rngs)
 
-    def initial_memory(self, batch: int, train: bool) -> Any:
-        """The memory of B rows that have seen nothing, or None without memory."""
-        return self.stack.initial_memory(batch, train)
+    def initial_memory(self, batch: int, train: bool, length: int | None = None) -> Any:
+        """The memory of B rows that have seen nothing, or None without memory; `length` replaces the tokens remembered."""
+        return self.stack.initial_memory(batch, train, length)
 
     def reset_memory(self, memory: Any, rows: Array) -> Any:
         """The memory with the given rows [B] emptied."""

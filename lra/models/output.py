@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lra.attention.initialisers import initialiser
+from lra.attention.precision import accumulator
 from lra.attention.visibility import Array
 
 
@@ -37,7 +38,7 @@ class Softmax(nnx.Module):
     def logits(self, x: Array, embedding: Array) -> Array:
         """[B, T, C] to [B, T, V], with the token embedding [V, C]."""
         matrix = embedding.T if self.projection is None else self.projection[...]
-        wide = jnp.promote_types(x.dtype, jnp.float32)
+        wide = accumulator(x.dtype)
         logits = jnp.dot(x, matrix.astype(x.dtype), preferred_element_type=wide)
         return logits if self.bias is None else logits + self.bias[...].astype(wide)
 

@@ -137,12 +137,12 @@ class Stack(nnx.Module):
         self.layers = nnx.List(stacks)
         self.final_norm = nnx.LayerNorm(width, rngs=rngs) if norm == "pre" else None
 
-    def initial_memory(self, batch: int, train: bool) -> tuple[Any, ...] | None:
-        """The memory's states for B rows, or None without memory."""
+    def initial_memory(self, batch: int, train: bool, length: int | None = None) -> tuple[Any, ...] | None:
+        """The memory's states for B rows, or None without memory; `length` replaces the tokens remembered."""
         if self.layers[0].memory is None:
             return None
         count = self.num_layers // len(self.layers)
-        states = [layer.memory.initial(batch, train) for layer in self.layers]
+        states = [layer.memory.initial(batch, train, length=length) for layer in self.layers]
         return tuple(jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), state) for state in states)
 
     def reset_memory(self, memory: tuple[Any, ...], rows: Array) -> tuple[Any, ...]:

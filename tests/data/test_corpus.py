@@ -38,12 +38,15 @@ def test_tokens_are_the_documents_in_order(prepared_root: Path) -> None:
     corpus = Toy()
     for split in SPLITS:
         tokens = corpus.tokens(split)
-        assert isinstance(tokens, np.memmap) and tokens.ndim == 1 and tokens.dtype == np.uint8
+        assert isinstance(tokens, np.memmap)
+        assert tokens.ndim == 1
+        assert tokens.dtype == np.uint8
         assert tokens.tobytes() == corpus.text(split)
         assert corpus.num_bytes(split) == len(corpus.text(split))
         assert list(records.read(corpus.folder, split)) == [text for _, text in corpus.documents(split)]
     assert [path.name for path in prepared_root.iterdir()] == [f"toy-bytes-{corpus.digest}"]
-    assert len(corpus.digest) == 16 and set(corpus.digest) <= set("0123456789abcdef")
+    assert len(corpus.digest) == 16
+    assert set(corpus.digest) <= set("0123456789abcdef")
 
 
 def test_order_is_kept_over_shards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,10 +99,12 @@ def test_interrupted_preparation_leaves_nothing(prepared_root: Path, monkeypatch
         assert not Toy().prepared
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(np, "save", interrupted)
-        Toy().prepare()
-    assert not Toy().prepared and list(prepared_root.iterdir()) == []
+        with pytest.raises(KeyboardInterrupt):
+            Toy().prepare()
+    assert not Toy().prepared
+    assert list(prepared_root.iterdir()) == []
     assert Toy().tokens("train").tobytes() == Toy().text("train")
 
 

@@ -36,7 +36,8 @@ def test_files_and_their_order(root: Path) -> None:
     paths = {split: [path for path, _ in corpus.documents(split)] for split in SPLITS}
     assert sorted(path for split in SPLITS for path in paths[split]) == sorted(KEPT)
     for split in SPLITS:
-        assert paths[split] and paths[split] == sorted(paths[split])
+        assert paths[split]
+        assert paths[split] == sorted(paths[split])
         assert corpus.tokens(split).tobytes() == b"".join((root / path).read_bytes() for path in paths[split])
 
 
@@ -63,10 +64,13 @@ def test_real_standard_library() -> None:
     corpus = PythonSource()
     sizes = [corpus.num_bytes(split) for split in SPLITS]
     assert sum(sizes) > 5_000_000
-    assert 0.85 < sizes[0] / sum(sizes) < 0.95 and min(sizes) > 100_000
-    assert f"Python {platform.python_version()}" in corpus.description and corpus.digest in corpus.description
+    assert 0.85 < sizes[0] / sum(sizes) < 0.95
+    assert min(sizes) > 100_000
+    assert f"Python {platform.python_version()}" in corpus.description
+    assert corpus.digest in corpus.description
     for split in SPLITS:
         assert corpus.tokens(split).tobytes() == b"".join(text for _, text in corpus.documents(split))
     paths = [path for split in SPLITS for path, _ in corpus.documents(split)]
-    assert "os.py" in paths and "json/decoder.py" in paths
+    assert "os.py" in paths
+    assert "json/decoder.py" in paths
     assert not any("test_" in path or "packages" in path or "sysconfigdata" in path for path in paths)

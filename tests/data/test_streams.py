@@ -44,8 +44,11 @@ def windows_of(batches: list[Batch]) -> list[int]:
 def test_shapes_and_types(order: Batches) -> None:
     for batch in take(reader(order), 9):
         for array, kind in ((batch.inputs, np.int32), (batch.targets, np.int32), (batch.weights, np.float32)):
-            assert isinstance(array, np.ndarray) and array.shape == (BATCH, SEGMENT) and array.dtype == kind
-        assert batch.reset.shape == (BATCH,) and batch.reset.dtype == np.bool_
+            assert isinstance(array, np.ndarray)
+            assert array.shape == (BATCH, SEGMENT)
+            assert array.dtype == kind
+        assert batch.reset.shape == (BATCH,)
+        assert batch.reset.dtype == np.bool_
         assert (batch.weights == 1).all()
 
 

@@ -1,0 +1,79 @@
+"""The definition of every pattern, held as a T x S grid: the oracle of the tests and the source of the drawings."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from lra.attention.core import Terms
+from lra.attention.pattern import Pattern, aligned, default_scale
+from lra.attention.visibility import Array, Entry, Visibility
+
+
+def visible(
+    pattern: Pattern, queries: int, keys: int, visibility: Visibility | None = None, key: Array | None = None
+) -> Array:
+    """Which keys each query reads, by the pattern's rule alone: booleans [B or 1, H, T, S].
+
+    Args:
+        pattern: an instance, for its rule, labels and number of heads.
+        queries: T. keys: S >= T, the last T being the queries' own tokens.
+        visibility: positions, validity, segments.
+        key: random key of patterns whose labels need one.
+    """
+    visibility = visibility or Visibility()
+    index = jnp.arange(keys, dtype=jnp.int32)[None]
+    q_position = index[:, keys - queries :] if visibility.q_position is None else visibility.q_position
+    k_position = index if visibility.k_position is None else visibility.k_position
+    q_labels, k_labels = pattern.labels(queries, keys, visibility, key)
+    heads = jnp.arange(pattern.num_heads, dtype=jnp.int32)[None, :, None, None]
+
+    def rows(x: Array) -> Array:
+        return x[:, None, :, None]
+
+    def columns(x: Array) -> Array:
+        return x[:, None, None, :]
+
+    q = Entry(rows(q_position), heads, {name: rows(x) for name, x in q_labels.items()})
+    k = Entry(columns(k_position), heads, {name: columns(x) for name, x in k_labels.items()})
+    allowed = pattern.rule(q, k)
+    if visibility.q_valid is not None:
+        allowed = allowed & rows(visibility.q_valid)
+    if visibility.k_valid is not None:
+        allowed = allowed & columns(visibility.k_valid)
+    if visibility.q_segment is not None and visibility.k_segment is not None:
+        allowed = allowed & (rows(visibility.q_segment) == columns(visibility.k_segment))
+    return jnp.broadcast_to(allowed, (allowed.shape[0], pattern.num_heads, queries, keys))
+
+
+def attend(
+    q: Array, k: Array, v: Array, *, allowed: Array, scale: float | None = None, terms: Terms = (),
+    visibility: Visibility | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Softmax attention by a boolean grid, holding all scores: for small sizes only.
+
+    Args:
+        q: [B, T, H, D]. k: [B, S, H, D]. v: [B, S, H, E].
+        allowed: [B or 1, H, T, S].
+        scale: None for 1/sqrt(D). terms: additions by position. visibility: for their positions.
+
+    Returns:
+        out [B, T, H, E] and weights [B, H, T, S], 0 where a query reads nothing.
+    """
+    scale = default_scale(scale, q.shape[-1])
+    q, k, visibility = aligned(terms, q, k, visibility)
+    index = jnp.arange(k.shape[1], dtype=jnp.int32)[None]
+    q_position = index[:, -q.shape[1] :] if visibility.q_position is None else visibility.q_position
+    k_position = index if visibility.k_position is None else visibility.k_position
+    where = q_position[:, None, None], k_position[:, None, None]
+    s = jnp.einsum("bthd,bshd->bhts", q, k, precision="highest") * scale
+    for term in terms:
+        extra = term.score(q.swapaxes(1, 2)[:, None], *where, scale)
+        s = s if extra is None else s + extra.reshape(-1, *extra.shape[-3:])
+    weights = jax.nn.softmax(s, axis=-1, where=allowed)
+    weights = jnp.where(allowed, weights, 0)
+    out = jnp.einsum("bhts,bshe->bthe", weights, v, precision="highest")
+    for term in terms:
+        extra = term.value(weights[:, None], *where)
+        out = out if extra is None else out + extra[:, 0].swapaxes(1, 2)
+    return out, weights

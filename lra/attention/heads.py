@@ -1,0 +1,126 @@
+"""Heads of one layer with different patterns side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lra.attention.core import Rule, Terms
+from lra.attention.full import Full
+from lra.attention.pattern import Attended, Pattern, Promise, Site
+from lra.attention.sliding_window import SlidingWindow
+from lra.attention.visibility import Array, Entry, Visibility
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadsRule:
+    """Each group's own rule for its heads; labels of group g are called `g.name`."""
+
+    rules: tuple[Rule, ...]
+    bounds: tuple[int, ...]
+
+    def __call__(self, q: Entry, k: Entry) -> Array:
+        allowed: Any = False
+        for g, rule in enumerate(self.rules):
+            first, last = self.bounds[g], self.bounds[g + 1]
+            inside = (q.head >= first) & (q.head < last)
+            allowed = allowed | (inside & rule(_of_group(q, g, first), _of_group(k, g, first)))
+        return allowed
+
+
+def _of_group(entry: Entry, group: int, first: int) -> Entry:
+    prefix = f"{group}."
+    labels = {name.removeprefix(prefix): x for name, x in entry.labels.items() if name.startswith(prefix)}
+    return Entry(entry.position, entry.head - first, labels)
+
+
+class Heads(Pattern):
+    """Groups of heads, each with a pattern of its own; it promises what the weakest of them promises.
+
+    Args:
+        groups: (number of heads, pattern class) pairs, whose numbers add up to the layer's heads. In gin:
+            `Heads.groups = ((4, @Full), (4, @near/SlidingWindow))`.
+        site: where the layer stands. rngs: random streams.
+    """
+
+    def __init__(self, *, groups: tuple[tuple[int, Callable[..., Pattern]], ...], site: Site, rngs: nnx.Rngs) -> None:
+        counts = [count for count, _ in groups]
+        if not groups or min(counts) < 1 or sum(counts) != site.num_heads:
+            raise ValueError(f"Heads.groups needs counts that add up to {site.num_heads} heads, got {counts}")
+        self.bounds = tuple(sum(counts[:g]) for g in range(len(counts) + 1))
+        self.groups = nnx.List(
+            [make(site=dataclasses.replace(site, num_heads=count), rngs=rngs) for count, make in groups]
+        )
+        super().__init__(site)
+        mixed = {group.projections for group in self.groups}
+        if mixed != {"qkv"}:
+            raise ValueError(f"Heads needs groups that all project q, k and v, got {sorted(mixed)}")
+
+    @property
+    def promise(self) -> Promise:
+        return functools.reduce(Promise.weakest, [group.promise for group in self.groups])
+
+    @property
+    def rule(self) -> Rule:
+        return HeadsRule(tuple(group.rule for group in self.groups), self.bounds)
+
+    @classmethod
+    def examples(cls) -> tuple[dict[str, Any], ...]:
+        near = functools.partial(SlidingWindow, window=3)
+        far = functools.partial(SlidingWindow, window=2, dilation=5)
+        return {"groups": ((1, near), (2, far))}, {"groups": ((2, Full), (1, near))}
+
+    def labels(
+        self, queries: int, keys: int, visibility: Visibility, key: Array | None = None
+    ) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
+        both: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
+        for g, group in enumerate(self.groups):
+            for side, labels in zip(both, group.labels(queries, keys, visibility, _key(key, g)), strict=True):
+                side.update({f"{g}.{name}": x for name, x in labels.items()})
+        return both
+
+    def project(self) -> None:
+        for group in self.groups:
+            group.project()
+
+    def __call__(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        inputs: tuple[Array, Array] | None = None,
+        visibility: Visibility | None = None,
+        terms: Terms = (),
+        key: Array | None = None,
+        train: bool = False,
+    ) -> Attended:
+        parts = []
+        for g, group in enumerate(self.groups):
+            first, last = self.bounds[g], self.bounds[g + 1]
+            parts.append(
+                group(
+                    q[:, :, first:last], k[:, :, first:last], v[:, :, first:last], inputs=inputs, visibility=visibility,
+                    terms=tuple(term.heads(first, last) for term in terms), key=_key(key, g), train=train,
+                )  # fmt: skip
+            )
+        return Attended(
+            out=jnp.concatenate([part.out for part in parts], axis=2),
+            losses=_named([part.losses for part in parts]),
+            metrics=_named([part.metrics for part in parts]),
+            updates=_named([part.updates for part in parts]),
+        )
+
+
+def _key(key: Array | None, group: int) -> Array | None:
+    return None if key is None else jax.random.fold_in(key, group)
+
+
+def _named(parts: list[Mapping[str, Array]]) -> dict[str, Array]:
+    return {f"{g}.{name}": value for g, part in enumerate(parts) for name, value in part.items()}

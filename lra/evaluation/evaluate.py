@@ -1,0 +1,138 @@
+"""The one evaluation core: training, the command line and tables all score through it."""
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from lra.attention.visibility import Array
+from lra.data import Batch, Corpus
+from lra.errors import UserError
+from lra.evaluation.protocols import Protocol
+from lra.evaluation.report import Report
+from lra.models import Decoder
+
+
+def evaluate(
+    model: Decoder,
+    corpus: Corpus,
+    split: str,
+    protocol: Protocol,
+    *,
+    key: Array | None = None,
+    limit: int | None = None,
+    step: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Scores a split, every token once, with dropout off. The same model and shapes compile once in a process.
+
+    Args:
+        model: the decoder.
+        corpus: where the tokens come from.
+        split: "train", "valid" or "test".
+        protocol: in which context each token is scored.
+        key: random key for patterns that draw at random, the same for every batch: make it of the run's seed alone.
+        limit: scores the first `limit` tokens only and marks the report as partial; None for all.
+        step: the model's training step, for the report.
+        progress: called after each batch with the tokens scored so far and in all.
+
+    Raises:
+        UserError: model, corpus and protocol don't fit, or a limit below 1.
+        FloatingPointError: the model gives no finite score.
+    """
+    if limit is not None and limit < 1:
+        raise UserError(f"the limit is {limit} tokens, but must be at least 1: raise it, or leave it out to score all")
+    protocol.check(model)
+    vocabulary = corpus.vocabulary
+    if vocabulary.size > model.vocabulary_size:
+        raise UserError(
+            f"corpus {corpus.name} has {vocabulary.size} ids, but the model knows {model.vocabulary_size}: "
+            "evaluate it on the corpus that it was trained on"
+        )
+    began = time.perf_counter()
+    tokens = corpus.tokens(split)
+    expected = int(tokens.size)
+    tokens = tokens[:limit]
+    memory = model.initial_memory(protocol.batch_size, train=False, length=protocol.memory_length)
+    context = f"{protocol.context(_slots(model, memory))}; id {vocabulary.start} stands before the first token"
+    total, scored = 0.0, 0
+    for nats in _scores(model, memory, _checked(protocol.batches(tokens, vocabulary.start), model), key):
+        total += float(nats.sum(dtype=np.float64))
+        scored += nats.size
+        if not np.isfinite(total):
+            raise FloatingPointError(f"the model's score of {corpus.name} {split} is {total} after {scored} tokens")
+        if progress is not None:
+            progress(scored, int(tokens.size))
+    return Report(
+        corpus=corpus.name,
+        corpus_description=corpus.description,
+        split=split,
+        tokenisation=f"{vocabulary.name} ({vocabulary.size} ids)",
+        protocol=protocol.describe(),
+        context=context,
+        tokens_scored=scored,
+        tokens_expected=expected,
+        bytes=vocabulary.num_bytes(tokens),
+        nats_total=total,
+        partial=tokens.size < expected,
+        seconds=time.perf_counter() - began,
+        step=step,
+    )
+
+
+def _scores(model: Decoder, memory: Any, batches: Iterable[Batch], key: Array | None) -> Iterator[np.ndarray]:
+    """The nats of each batch's targets, without padding; the device is one batch ahead of the host."""
+    graph, state = nnx.split(model)
+    memory = jax.device_put(memory, _replicated(state))
+    pending: tuple[Array, np.ndarray] | None = None
+    for batch in batches:
+        valid = batch.weights > 0
+        nats, memory = _step(graph, state, memory, batch.inputs, batch.targets, valid, batch.reset, key)
+        if pending is not None:
+            yield np.asarray(pending[0])[pending[1]]
+        pending = nats, valid
+    if pending is not None:
+        yield np.asarray(pending[0])[pending[1]]
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _step(
+    graph: Any, state: Any, memory: Any, inputs: Array, targets: Array, valid: Array, reset: Array, key: Array | None
+) -> tuple[Array, Any]:
+    model: Decoder = nnx.merge(graph, state)
+    memory = model.reset_memory(memory, reset)
+    scored = model.score(inputs, targets, valid=valid, memory=memory, key=key)
+    return scored.nats, scored.memory
+
+
+def _checked(batches: Iterable[Batch], model: Decoder) -> Iterator[Batch]:
+    """The same batches; an id out of range would be clamped silently on the device."""
+    for batch in batches:
+        for ids in (batch.inputs, batch.targets):
+            low, high = int(ids.min()), int(ids.max())
+            if low < 0 or high >= model.vocabulary_size:
+                raise UserError(
+                    f"the split has ids from {low} to {high}, but the model knows 0 to {model.vocabulary_size - 1}: "
+                    "evaluate it on the corpus that it was trained on"
+                )
+        yield batch
+
+
+def _replicated(state: Any) -> jax.sharding.Sharding:
+    """Every device of the parameters: memory that lay elsewhere before the first step would compile that step apart."""
+    sharding: jax.sharding.Sharding = jax.tree.leaves(state)[0].sharding
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
+    return sharding
+
+
+def _slots(model: Decoder, memory: Any) -> int | None:
+    """How many slots of memory stand before a segment."""
+    if memory is None:
+        return None
+    _, filled = jax.eval_shape(jax.vmap(model.stack.layers[0].memory.read), memory[0])
+    return int(filled.shape[-1])

@@ -1,0 +1,173 @@
+"""Protocols: in which context each token of a split is scored. They differ in how the split is cut into rows, alone."""
+
+import abc
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+
+from lra.data import Batch
+from lra.errors import UserError
+from lra.models import Decoder
+
+
+class Protocol(abc.ABC):
+    """Cuts a split into rows of consecutive tokens and reads B rows at a time, segment by segment.
+
+    Every token is a target once, with the token before it as its input (the vocabulary's start id for the very first).
+    Memory, if the model has one, starts empty in each row and is carried along it. All batches have one shape: what is
+    missing at the tails of rows, and the rows missing in the last group, are padding of weight 0. Rows never meet, so
+    that scores don't depend on B.
+
+    Attributes:
+        name: what `describe` begins with.
+        segment: T, targets of a row that are scored at once.
+        batch_size: B, rows at a time.
+        memory_length: tokens remembered between segments; None for the model's own evaluation length.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, segment: int, batch_size: int, memory_length: int | None = None) -> None:
+        self.segment, self.batch_size, self.memory_length = segment, batch_size, memory_length
+
+    @abc.abstractmethod
+    def describe(self) -> str:
+        """The protocol with all its numbers, in one line of a fixed form."""
+
+    @abc.abstractmethod
+    def context(self, memory: int | None) -> str:
+        """What a token is scored from, for a model with `memory` slots (None: without memory)."""
+
+    @abc.abstractmethod
+    def bounds(self, size: int) -> np.ndarray:
+        """Where the rows of `size` tokens begin, ascending, and then `size`; raises `UserError` for too few tokens."""
+
+    def check(self, model: Decoder) -> None:
+        """Raises `UserError` where the model cannot be evaluated so."""
+        positions = None if model.position is None else model.position.max_length
+        if positions is not None and self.segment > positions:
+            raise UserError(
+                f"{type(self).__name__}.segment is {self.segment}, but the model has {positions} positions: "
+                f"set it to at most {positions}"
+            )
+        if self.memory_length is not None and model.stack.layers[0].memory is None:
+            raise UserError(
+                f"{type(self).__name__}.memory_length is {self.memory_length}, but the model has no memory: "
+                "leave it out or choose a model with Decoder.memory"
+            )
+
+    def batches(self, tokens: np.ndarray, start: int) -> Iterator[Batch]:
+        """Yields the split's batches, each made when it is asked for.
+
+        Args:
+            tokens: [N] integers, read piece by piece, so that it may be memory-mapped.
+            start: the id before the first token.
+        """
+        bounds = self.bounds(tokens.size)
+        begins, ends = bounds[:-1], bounds[1:]
+        for first in range(0, begins.size, self.batch_size):
+            group = slice(first, first + self.batch_size)
+            longest = int((ends[group] - begins[group]).max())
+            for offset in range(0, longest, self.segment):
+                yield self._batch(tokens, start, begins[group] + offset, ends[group], offset == 0)
+
+    def _batch(self, tokens: np.ndarray, start: int, begins: np.ndarray, ends: np.ndarray, reset: bool) -> Batch:
+        shape = (self.batch_size, self.segment)
+        inputs, targets, weights = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+        for row, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+            length = min(self.segment, end - begin)
+            if length <= 0:
+                continue
+            targets[row, :length] = tokens[begin : begin + length]
+            inputs[row, 0] = tokens[begin - 1] if begin else start
+            inputs[row, 1:length] = targets[row, : length - 1]
+            weights[row, :length] = 1
+        return Batch(inputs, targets, weights, np.full(self.batch_size, reset))
+
+
+class Block(Protocol):
+    """Windows that do not overlap, each with fresh context: a token reads the tokens before it in its window, alone.
+
+    Args:
+        segment: targets of a window T; the split's last window may be shorter.
+        batch_size: windows at a time B; the score does not depend on it.
+
+    Raises:
+        UserError: a number below 1.
+    """
+
+    name = "block"
+
+    def __init__(self, *, segment: int, batch_size: int = 16) -> None:
+        _check(self, segment=segment, batch_size=batch_size)
+        super().__init__(segment, batch_size)
+
+    def describe(self) -> str:
+        return f"block, segment {self.segment}, batch size {self.batch_size}"
+
+    def context(self, memory: int | None) -> str:
+        begin = "" if memory is None else "; memory starts empty in each"
+        return f"windows of {self.segment} tokens, each read from the token before it on{begin}"
+
+    def bounds(self, size: int) -> np.ndarray:
+        return np.append(np.arange(0, size, self.segment), size)
+
+
+class Carried(Protocol):
+    """Streams that go on segment by segment with memory carried (Dai et al. 2019, arXiv:1901.02860, section 3.2).
+
+    The split is cut into contiguous streams whose lengths differ by one token at most, the longer ones first. The first
+    input of a stream is the token before it, and its memory starts empty: fewer streams give more context.
+
+    Args:
+        streams: number of streams.
+        segment: targets of a stream that are scored at once T.
+        memory_length: tokens remembered; None for the model's own evaluation length.
+        batch_size: streams at a time B; None for all. The score does not depend on it.
+
+    Raises:
+        UserError: a number below 1, or a batch size above the number of streams.
+    """
+
+    name = "carried"
+
+    def __init__(
+        self, *, streams: int, segment: int, memory_length: int | None = None, batch_size: int | None = None
+    ) -> None:
+        batch_size = streams if batch_size is None else batch_size
+        _check(self, streams=streams, segment=segment, batch_size=batch_size)
+        if memory_length is not None:
+            _check(self, memory_length=memory_length)
+        if batch_size > streams:
+            raise UserError(
+                f"Carried.batch_size is {batch_size}, but there are {streams} streams to read at a time: "
+                f"set it to at most {streams}, or raise Carried.streams"
+            )
+        super().__init__(segment, batch_size, memory_length)
+        self.streams = streams
+
+    def describe(self) -> str:
+        memory = "the model's" if self.memory_length is None else self.memory_length
+        sizes = f"streams {self.streams}, segment {self.segment}, memory length {memory}, batch size {self.batch_size}"
+        return f"carried, {sizes}"
+
+    def context(self, memory: int | None) -> str:
+        rest = "nothing carried (the model has no memory)" if memory is None else f"{memory} tokens of memory carried"
+        return f"segments of {self.segment} tokens, each read from the token before it on; {rest}"
+
+    def bounds(self, size: int) -> np.ndarray:
+        if size < self.streams:
+            raise UserError(
+                f"Carried.streams is {self.streams}, but only {size} tokens are scored: set it to at most {size}"
+            )
+        rows = np.arange(self.streams + 1)
+        return rows * (size // self.streams) + np.minimum(rows, size % self.streams)
+
+
+def _check(protocol: Protocol, **values: int) -> None:
+    for name, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UserError(
+                f"{type(protocol).__name__}.{name} is {value!r}, but must be an integer of at least 1: change it"
+            )

@@ -1,0 +1,285 @@
+"""The training loop: creates or resumes a run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from rich.console import Console
+
+from lra.data import Batch, BatchIterator, Corpus
+from lra.errors import UserError
+from lra.evaluation import evaluate
+from lra.models import Decoder
+from lra.training import folder
+from lra.training.checkpoints import Checkpoints
+from lra.training.experiment import Experiment
+from lra.training.metrics import MetricsFile
+from lra.training.progress import Progress
+from lra.training.state import TrainState
+from lra.training.step import Step, make_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a call of `train` did.
+
+    Attributes:
+        step: updates done in all.
+        steps_done: updates done by this call.
+        seconds: that it took.
+        checkpoint: folder of the newest checkpoint.
+        metrics: last line of training metrics; empty when there was nothing to do.
+        evaluation: last line of evaluation metrics; empty likewise.
+    """
+
+    step: int
+    steps_done: int
+    seconds: float
+    checkpoint: Path
+    metrics: dict[str, Any]
+    evaluation: dict[str, Any]
+
+
+def train(
+    experiment: Experiment,
+    workdir: Path,
+    *,
+    config_text: str,
+    difference: Callable[[str, str], list[str]],
+    steps: int | None = None,
+    console: Console | None = None,
+) -> Outcome:
+    """Trains until the configured step, or continues what is in the folder.
+
+    Args:
+        experiment: the run's configuration, constructed.
+        workdir: folder of the run: `config.gin`, `metrics.jsonl`, `checkpoints/`.
+        config_text: the resolved configuration.
+        difference: says what differs between two resolved configurations, a line each.
+        steps: step after which to stop, at most `Training.steps`; changes neither schedule nor configuration.
+        console: where progress is shown; None for stderr.
+
+    Raises:
+        UserError: the folder is of another run or of none, the corpus changed, the loss is not finite, a setting that
+            shows only with the data does not fit. Nothing is written before everything has been checked.
+    """
+    begin = time.perf_counter()
+    target = _target(experiment, steps)
+    folder.check(workdir, config_text, difference)
+    batches, step_function = _prepare(experiment)
+    folder.create(workdir, config_text)
+    console = console or Console(stderr=True)
+    with Checkpoints(workdir / folder.CHECKPOINTS, keep=experiment.training.keep_checkpoints) as checkpoints:
+        start = checkpoints.latest or 0
+        if start:
+            _check_corpus(experiment.corpus, checkpoints.data(start), workdir)
+        if start >= target:
+            Progress(console, target, start).say(f"{workdir} is at step {start} already: nothing to do")
+            return Outcome(start, 0, time.perf_counter() - begin, checkpoints.path(start), {}, {})
+        if start:
+            state = checkpoints.restore(start, experiment.abstract_state)
+            batches.set_state(checkpoints.data(start)["iterator"])
+        else:
+            _, state = experiment.initial()
+        with (
+            MetricsFile(workdir / folder.METRICS, start) as metrics,
+            Progress(console, target, start) as progress,
+        ):
+            if start:
+                progress.say(f"resuming {workdir} from step {start}")
+            run = _Run(experiment, config_text, checkpoints, metrics, progress, target)
+            run.loop(state, start, batches, step_function)
+    seconds = time.perf_counter() - begin
+    return Outcome(target, target - start, seconds, checkpoints.path(target), run.last_metrics, run.last_evaluation)
+
+
+def load_model(experiment: Experiment, workdir: Path) -> tuple[Decoder, int, dict[str, Any]]:
+    """Restores the model of a run's newest checkpoint.
+
+    Returns:
+        The model, the step, and the data item: "iterator" (position), "corpus" (name), "description", "digest".
+
+    Raises:
+        UserError: there is no checkpoint, or it is of another model.
+    """
+    path = workdir / folder.CHECKPOINTS
+    missing = f"{workdir} holds no checkpoint: train first, with `lra train`"
+    if not path.is_dir():
+        raise UserError(missing)
+    with Checkpoints(path) as checkpoints:
+        step = checkpoints.latest
+        if step is None:
+            raise UserError(missing)
+        abstract = experiment.abstract_state
+        wanted = {"parameters": abstract.parameters, "buffers": abstract.buffers}
+        values = checkpoints.restore(step, wanted, partial=True)
+        return nnx.merge(experiment.graph, values["parameters"], values["buffers"]), step, checkpoints.data(step)
+
+
+class _Run:
+    """One call's way from a state to the target step."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        config_text: str,
+        checkpoints: Checkpoints,
+        metrics: MetricsFile,
+        progress: Progress,
+        target: int,
+    ) -> None:
+        self._experiment, self._config_text, self._target = experiment, config_text, target
+        self._checkpoints, self._metrics, self._progress = checkpoints, metrics, progress
+        self._speed = _Speed()
+        self.last_metrics: dict[str, Any] = {}
+        self.last_evaluation: dict[str, Any] = {}
+
+    def loop(self, state: TrainState, start: int, batches: BatchIterator, step_function: Step) -> None:
+        training = self._experiment.training
+        pending: tuple[int, dict[str, Any]] | None = None
+        for step in range(start + 1, self._target + 1):
+            state, metrics = step_function(state, next(batches))
+            # Only now that the device has work again does the host wait for the step before.
+            if pending is not None:
+                self._finish(*pending)
+            pending = (step, metrics)
+            evaluates = step == self._target or _due(step, training.evaluate_every)
+            saves = step == self._target or _due(step, training.checkpoint_every)
+            if evaluates or saves:
+                self._finish(*pending)
+                pending = None
+                self._speed.pause()
+            if evaluates:
+                self._evaluate(step, state)
+            if saves:
+                data = {"iterator": batches.get_state(), **_identity(self._experiment.corpus)}
+                self._checkpoints.save(step, state, data=data, config_text=self._config_text)
+
+    def _finish(self, step: int, arrays: dict[str, Any]) -> None:
+        """Fetches the metrics of a step, checks and logs them."""
+        metrics = jax.device_get(arrays)
+        for name in ("loss_nats", "gradient_norm", "parameter_norm"):
+            if not math.isfinite(metrics[name]):
+                last = self._checkpoints.latest
+                kept = "no checkpoint was saved" if last is None else f"the last checkpoint is of step {last}"
+                raise UserError(
+                    f"{name} is {metrics[name]} at step {step} ({kept}): "
+                    "lower the learning rate or set Optimizer.clip_norm, and train in a new folder"
+                )
+        self._speed.add(float(metrics.pop("tokens")))
+        self._progress.advance(step)
+        if step == self._target or _due(step, self._experiment.training.log_every):
+            tokens_per_second, seconds_a_step = self._speed.take()
+            line = {"step": step, "split": "train", "tokens_per_second": tokens_per_second, **metrics}
+            self.last_metrics = self._metrics.write(line)
+            left = None if seconds_a_step is None else (self._target - step) * seconds_a_step
+            self._progress.report(step, float(metrics["bits_per_byte"]), tokens_per_second, left)
+
+    def _evaluate(self, step: int, state: TrainState) -> None:
+        experiment = self._experiment
+        report = evaluate(
+            experiment.model(state), experiment.corpus, "valid", experiment.protocol,
+            key=jax.random.key(experiment.seed), limit=experiment.training.evaluate_tokens,
+        )  # fmt: skip
+        line = {
+            "step": step,
+            "split": "valid",
+            "protocol": next(iter(experiment.protocols)),
+            "loss_nats": report.nats_per_token,
+            "bits_per_byte": report.bits_per_byte,
+            "tokens_scored": report.tokens_scored,
+            "tokens_expected": report.tokens_expected,
+            "partial": report.partial,
+        }
+        self.last_evaluation = self._metrics.write(line)
+        scored = f"{report.tokens_scored:,} of {report.tokens_expected:,} tokens"
+        self._progress.say(f"step {step}  valid: {report.bits_per_byte:.4f} bits per byte ({scored})")
+
+
+class _Speed:
+    """Tokens a second between fetches of metrics; compilation, evaluation and saving don't count."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+        self._tokens = self._seconds = 0.0
+        self._steps = 0
+
+    def pause(self) -> None:
+        self._last = None
+
+    def add(self, tokens: float) -> None:
+        now = time.perf_counter()
+        if self._last is not None:
+            self._tokens += tokens
+            self._seconds += now - self._last
+            self._steps += 1
+        self._last = now
+
+    def take(self) -> tuple[float | None, float | None]:
+        """Tokens a second and seconds a step since the last call, None where nothing was measured."""
+        rates = (self._tokens / self._seconds, self._seconds / self._steps) if self._steps else (None, None)
+        self._tokens, self._seconds, self._steps = 0.0, 0.0, 0
+        return rates
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _target(experiment: Experiment, steps: int | None) -> int:
+    total = experiment.training.steps
+    if steps is None:
+        return total
+    if not 1 <= steps <= total:
+        raise UserError(
+            f"the run is to stop after step {steps}, but it has steps 1 to {total}: "
+            "give one of them, or raise Training.steps in a new folder"
+        )
+    return steps
+
+
+def _prepare(experiment: Experiment) -> tuple[BatchIterator, Step]:
+    """The data and the step, after all checks that need the data."""
+    corpus, data, training = experiment.corpus, experiment.data, experiment.training
+    tokens, held_out = corpus.tokens("train"), corpus.tokens("valid")
+    for ids in (tokens, held_out):
+        corpus.vocabulary.check(ids)
+    experiment.protocol.bounds(held_out[: training.evaluate_tokens].size)
+    batches = data.batches(tokens, start=corpus.vocabulary.start, seed=experiment.seed)
+    step = make_step(
+        experiment.graph, experiment.optimizer, total_steps=training.steps, seed=experiment.seed,
+        bytes_per_token=corpus.num_bytes("train") / len(tokens),
+    )  # fmt: skip
+    _check_shapes(experiment, step)
+    return batches, step
+
+
+def _check_shapes(experiment: Experiment, step: Step) -> None:
+    """Traces the step, so that a model that does not take the data's shapes shows before anything is written."""
+    shape = (experiment.data.batch_size, experiment.data.segment)
+    tokens, weights = np.zeros(shape, np.int32), np.ones(shape, np.float32)
+    batch = Batch(inputs=tokens, targets=tokens, weights=weights, reset=np.zeros(shape[0], bool))
+    try:
+        jax.eval_shape(lambda state: step(state, batch), experiment.abstract_state)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _identity(corpus: Corpus) -> dict[str, str]:
+    return {"corpus": corpus.name, "description": corpus.description, "digest": corpus.digest}
+
+
+def _check_corpus(corpus: Corpus, data: dict[str, Any], workdir: Path) -> None:
+    if (data["corpus"], data["digest"]) != (corpus.name, corpus.digest):
+        raise UserError(
+            f"{workdir} was trained on {data['description']}, but the corpus is now {corpus.description}: "
+            "restore the former text or choose another folder"
+        )

@@ -1,0 +1,72 @@
+"""`metrics.jsonl`: one JSON object a line, in the order of steps, across interruptions."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from lra.errors import UserError
+
+
+class MetricsFile:
+    """Appends lines; each is on disk before `write` returns.
+
+    Args:
+        path: of the file, made if need be.
+        step: of the restored state. Lines of later steps are dropped, since those steps are done again, and so is a
+            last line that was cut off.
+
+    Raises:
+        UserError: a line but the last is no JSON object with a step.
+    """
+
+    def __init__(self, path: Path, step: int) -> None:
+        if path.exists():
+            _rewind(path, step)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Appends one line and returns it: arrays as lists, and None for numbers that JSON lacks (NaN, infinities)."""
+        line = {name: _plain(value) for name, value in values.items()}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        return line
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def _rewind(path: Path, step: int) -> None:
+    text = path.read_text(encoding="utf-8")
+    *lines, _ = text.split("\n")  # what follows the last line end was cut off
+    kept = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            done = json.loads(line)["step"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(f"line {number} of {path} is no line of metrics: delete that line") from error
+        if done <= step:
+            kept.append(line + "\n")
+    if "".join(kept) != text:
+        new = path.with_name(path.name + ".new")
+        new.write_text("".join(kept), encoding="utf-8")
+        os.replace(new, path)
+
+
+def _plain(value: Any) -> Any:
+    value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
