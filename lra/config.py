@@ -5,7 +5,6 @@ Macros are expanded before gin sees them, so a `@scope/Class()` in a macro runs 
 """
 
 import difflib
-import importlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -25,9 +24,6 @@ from lra.gin_swap import swap
 
 CONFIGS = Path(str(resources.files("lra") / "configs"))
 PARTS = ("attention", "data", "model")
-
-# The public classes of the other packages, by module: registered under their own names by the first `load`.
-PUBLIC: dict[str, tuple[str, ...]] = {}
 
 REGISTRY: dict[str, type] = {}
 _PATTERNS: dict[str, str] = {}
@@ -52,7 +48,7 @@ class Loaded:
     swapped: str | None = None
 
 
-def register(classes: Mapping[str, type], *, patterns: Mapping[str, str] | None = None) -> None:
+def register(classes: Mapping[str, type], patterns: Mapping[str, str] | None = None) -> None:
     """Makes classes known to configurations; again for the same classes does nothing.
 
     Args:
@@ -81,9 +77,21 @@ def register(classes: Mapping[str, type], *, patterns: Mapping[str, str] | None 
     _PATTERNS.update(patterns or {})
 
 
-def _classes() -> dict[str, type]:
-    """Imports the public classes, late, so that reading this module stays cheap."""
-    return {name: getattr(importlib.import_module(module), name) for module, names in PUBLIC.items() for name in names}
+def _classes() -> tuple[dict[str, type], dict[str, str]]:
+    """The public classes, and the registry names of the patterns; imported late, so that this module stays cheap."""
+    from lra import attention, data, evaluation, models, training
+
+    patterns = {cls.__name__: name for name, cls in attention.PATTERNS.items()}
+    classes: list[type] = [
+        *attention.PATTERNS.values(), attention.Attention, attention.ALiBi, attention.Recurrence, attention.Rotary,
+        data.Streams, data.Windows, evaluation.Block, evaluation.Carried,
+        models.Decoder, models.FeedForward, models.LearnedPositions, models.SinusoidalPositions, models.Softmax,
+        models.Stack,
+        training.Adafactor, training.Adam, training.AdamW, training.Constant, training.Cosine, training.Experiment,
+        training.Linear, training.Optimizer, training.Rsqrt, training.Training,
+    ]  # fmt: skip
+    named = {"python_source": data.PythonSource, "text_file": data.TextFile}
+    return {cls.__name__: cls for cls in classes} | named, patterns
 
 
 def names() -> list[str]:
@@ -122,7 +130,7 @@ def load(config: str | os.PathLike[str], *, overrides: Sequence[str] = (), atten
     Raises:
       UserError: the first mistake found, with its file and line.
     """
-    register(_classes())
+    register(*_classes())
     path = find(config)
     seen: set[Path] = set()
     bindings = gin_files.read(path, root=CONFIGS, seen=seen)

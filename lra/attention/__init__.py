@@ -1,5 +1,7 @@
 """Attention patterns, terms and memory. Functions take and return arrays; classes plug them into models."""
 
+from typing import Any
+
 from lra.attention.full import Full, full
 from lra.attention.heads import Heads
 from lra.attention.layer import Attention
@@ -9,7 +11,7 @@ from lra.attention.sliding_window import SlidingWindow, sliding_window
 from lra.attention.terms import ALiBi, Rotary, Term, TermModule
 from lra.attention.visibility import Entry, Visibility
 
-PATTERNS: dict[str, type[Pattern]] = {
+PATTERNS: dict[str, type[Any]] = {
     "full": Full,
     "sliding_window": SlidingWindow,
     "heads": Heads,
@@ -17,6 +19,23 @@ PATTERNS: dict[str, type[Pattern]] = {
 """The registry: the name of a pattern's function and configuration, and its class."""
 
 __all__ = [
-    "PATTERNS", "ALiBi", "Attended", "Attention", "Entry", "Full", "Heads", "Memory", "Pattern", "Promise", "Recurrence", "Rotary", "Site", "SlidingWindow", "Term",
-    "TermModule", "Visibility", "full", "sliding_window",
-]  # fmt: skip
+    "PATTERNS",
+    "ALiBi",
+    "Attended",
+    "Attention",
+    "Entry",
+    "Full",
+    "Heads",
+    "Memory",
+    "Pattern",
+    "Promise",
+    "Recurrence",
+    "Rotary",
+    "Site",
+    "SlidingWindow",
+    "Term",
+    "TermModule",
+    "Visibility",
+    "full",
+    "sliding_window",
+]

@@ -1,4 +1,4 @@
-"""Arrangements: q, k, v in blocks of static shape, so that every pair that a rule allows lies in a listed pair of blocks."""
+"""Arrangements: q, k, v in blocks of static shape; every pair that a rule allows lies in a listed pair of blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCK = 256
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """The entries of all query blocks or of all key blocks: arrays [N, B or 1, R, H or 1, block], None where nothing is masked.
+    """The entries of all query blocks or of all key blocks: arrays [N, B or 1, R, H or 1, block], or None.
 
     R counts the classes that are kept apart (residues of a dilation; 1 for most patterns).
     """
@@ -82,8 +82,8 @@ def band(
 ) -> Grid:
     """Blocks for rules that allow index distances `-after * step .. before * step` in steps of `step`.
 
-    Both sides are padded in front, so that the last query stands with the last key whatever the remainders are. Keys that are
-    older than any query's reach are dropped: nothing that they hold is touched.
+    Both sides are padded in front, so that the last query stands with the last key whatever the remainders are. Keys
+    that are older than any query's reach are dropped: nothing that they hold is touched.
 
     Args:
         q: [B, T, H, D]. k: [B, S, H, D]. v: [B, S, H, E].
@@ -94,7 +94,7 @@ def band(
         block: upper bound of the block size.
         labels: the pattern's integers, [B or 1, T] for queries and [B or 1, S] for keys.
     """
-    batch, length, heads, _ = q.shape
+    batch, length = q.shape[:2]
     size = k.shape[1]
     if size < length:
         raise ValueError(f"keys need to end with the queries' own tokens: got {length} queries and only {size} keys")
@@ -103,8 +103,10 @@ def band(
     blocks_q, blocks_k = _Blocks.of(length, step, block), _Blocks.of(size - first, step, block)
     q, k, v = _harmless(q, visibility.q_valid), _harmless(k, visibility.k_valid), _harmless(v, visibility.k_valid)
     queries = _side(blocks_q, size - length, visibility.q_position, visibility.q_valid, visibility.q_segment, labels[0])
-    cut = [None if x is None else x[:, first:] for x in (visibility.k_position, visibility.k_valid, visibility.k_segment)]
-    keys = _side(blocks_k, first, *cut, {name: x[:, first:] for name, x in labels[1].items()})
+    position, valid, segment = (
+        None if x is None else x[:, first:] for x in (visibility.k_position, visibility.k_valid, visibility.k_segment)
+    )
+    keys = _side(blocks_k, first, position, valid, segment, {name: x[:, first:] for name, x in labels[1].items()})
     layout = Layout(
         pairs=_pairs(blocks_q, blocks_k, before, after),
         step=step,

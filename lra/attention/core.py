@@ -1,9 +1,9 @@
 """The one block softmax that every pattern calls, and the combination of partial results.
 
-Online softmax over pairs of blocks (Milakov and Gimelshein 2018, arXiv:1805.02867; Rabe and Staats 2021, arXiv:2112.05682; Dao et
-al. 2022, arXiv:2205.14135). Scores alive at once stay below a constant number of bytes, so memory is linear in T.
-Reverse mode only: the custom rule recomputes the scores block by block and takes its gradient from `jax.vjp` of the block
-function; forward mode (`jax.jvp`) raises.
+Online softmax over pairs of blocks (Milakov and Gimelshein 2018, arXiv:1805.02867; Rabe and Staats 2021,
+arXiv:2112.05682; Dao et al. 2022, arXiv:2205.14135). Scores alive at once stay below a constant number of bytes, so
+memory is linear in T. Reverse mode only: the custom rule recomputes the scores block by block and takes its gradient
+from `jax.vjp` of the block function; forward mode (`jax.jvp`) raises.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def union(*parts: Partial) -> Partial:
     total = functools.reduce(jnp.add, shares)
     some = total > 0
     safe = jnp.where(some, total, 1)
-    out = functools.reduce(jnp.add, [part.out * (share / safe)[..., None] for part, share in zip(parts, shares, strict=True)])
+    weighted = [part.out * (share / safe)[..., None] for part, share in zip(parts, shares, strict=True)]
+    out = functools.reduce(jnp.add, weighted)
     return Partial(out, jnp.where(some, top + jnp.log(safe), floor))
 
 
@@ -148,7 +149,7 @@ def _weigh(
     """
     weights = jnp.exp(s - jnp.maximum(top, empty(s.dtype) / 2)[..., None])
     total = weights.sum(-1)
-    if spec.dropout:
+    if key is not None:
         keep = 1 - spec.dropout
         weights = jnp.where(jax.random.bernoulli(key, keep, weights.shape), weights / keep, 0)
     out = jnp.einsum("brhqk,brhke->brhqe", weights, v, precision=spec.precision)
@@ -248,7 +249,7 @@ _online.defvjp(_online_forward, _online_backward)
 
 
 def _visit(spec: _Spec, step: Callable[..., Any], carry: Any, q: Array, k: Array) -> Any:
-    """Runs `step(carry, i, j, size)` over all pairs of blocks: `size` neighbours on a diagonal at a time, then the leftovers.
+    """Runs `step(carry, i, j, size)` for all pairs of blocks: `size` neighbours of a diagonal at a time, then the rest.
 
     Query blocks i..i+size-1 meet key blocks j..j+size-1 one to one, so that no block appears twice in a step.
     """
@@ -256,6 +257,7 @@ def _visit(spec: _Spec, step: Callable[..., Any], carry: Any, q: Array, k: Array
     most = SCORE_BYTES.get(jax.default_backend(), SCORE_BYTES["gpu"]) // max(1, int(scores))
     together = max(1, min(most, q.shape[0], k.shape[0]))
     for size, starts in _steps(spec.layout.pairs, together):
+
         def body(carry: Any, start: Array, size: int = size) -> tuple[Any, None]:
             return step(carry, start[0], start[1], size), None
 

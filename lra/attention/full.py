@@ -84,9 +84,15 @@ class Full(Pattern):
     @property
     def promise(self) -> Promise:
         return Promise(
-            causal="strict", bidirectional=True, memory=True, padding=True, packing="equal", decode="exact", distances=True,
+            causal="strict",
+            bidirectional=True,
+            memory=True,
+            padding=True,
+            packing="equal",
+            decode="exact",
+            distances=True,
             dropout=True,
-        )  # fmt: skip
+        )
 
     @property
     def rule(self) -> Rule:
@@ -109,5 +115,14 @@ class Full(Pattern):
         train: bool = False,
     ) -> Attended:
         return Attended(
-            full(q, k, v, causal=self.causal, visibility=visibility, terms=terms, dropout=self.dropout_rate(train), key=key)
+            full(
+                q,
+                k,
+                v,
+                causal=self.causal,
+                visibility=visibility,
+                terms=terms,
+                dropout=self.dropout_rate(train),
+                key=key,
+            )
         )

@@ -106,9 +106,15 @@ class Heads(Pattern):
             first, last = self.bounds[g], self.bounds[g + 1]
             parts.append(
                 group(
-                    q[:, :, first:last], k[:, :, first:last], v[:, :, first:last], inputs=inputs, visibility=visibility,
-                    terms=tuple(term.heads(first, last) for term in terms), key=_key(key, g), train=train,
-                )  # fmt: skip
+                    q[:, :, first:last],
+                    k[:, :, first:last],
+                    v[:, :, first:last],
+                    inputs=inputs,
+                    visibility=visibility,
+                    terms=tuple(term.heads(first, last) for term in terms),
+                    key=_key(key, g),
+                    train=train,
+                )
             )
         return Attended(
             out=jnp.concatenate([part.out for part in parts], axis=2),

@@ -49,7 +49,8 @@ class Attention(nnx.Module):
         self.pattern = pattern(site=dataclasses.replace(site, dropout=dropout), rngs=rngs)
         require(self.pattern.promise, type(self.pattern).__name__, memory=memory, distances=distances)
         if self.pattern.projections != "qkv":
-            raise ValueError(f"Attention projects q, k and v, but {type(self.pattern).__name__} needs {self.pattern.projections}")
+            name = type(self.pattern).__name__
+            raise ValueError(f"Attention projects q, k and v, but {name} needs {self.pattern.projections}")
         self.num_heads, self.head_dim = site.num_heads, site.head_dim
         inner = site.num_heads * site.head_dim
 
@@ -84,9 +85,7 @@ class Attention(nnx.Module):
         """
         own = inputs[:, inputs.shape[1] - length :]
         q, k, v = self._heads(self.query(own)), self._heads(self.key(inputs)), self._heads(self.value(inputs))
-        attended = self.pattern(
-            q, k, v, inputs=(own, inputs), visibility=visibility, terms=terms, key=key, train=train
-        )
+        attended = self.pattern(q, k, v, inputs=(own, inputs), visibility=visibility, terms=terms, key=key, train=train)
         joined = attended.out.reshape(*attended.out.shape[:2], -1)
         return dataclasses.replace(attended, out=self.output(joined))
 

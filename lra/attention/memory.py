@@ -29,7 +29,7 @@ class Memory(nnx.Module):
 
     @abc.abstractmethod
     def read(self, state: Any) -> tuple[Array, Array]:
-        """Layer inputs [B, M, C] to stand before the segment's own, slots by order, and whether each is filled [B, M]."""
+        """Layer inputs [B, M, C] to stand before the segment's own, in order, and whether each is filled [B, M]."""
 
     @abc.abstractmethod
     def update(self, state: Any, layer_inputs: Array, valid: Array | None) -> tuple[Any, Mapping[str, Array]]:
@@ -52,9 +52,9 @@ class RecurrenceState:
 
 
 class Recurrence(Memory):
-    """Segment-level recurrence (Dai et al. 2019, arXiv:1901.02860, section 3.2): the last M layer inputs, without gradient.
+    """Segment-level recurrence (Dai et al. 2019, arXiv:1901.02860, section 3.2): the last M layer inputs, no gradient.
 
-    The memory is empty at the start and grows to its length, as in the released PyTorch code; empty slots are read by nobody.
+    The memory is empty at the start and grows to its length, as in the released PyTorch code; nobody reads empty slots.
 
     Args:
         length: M, tokens remembered in training.
@@ -64,12 +64,12 @@ class Recurrence(Memory):
     def __init__(self, *, length: int, evaluation_length: int | None = None, width: int, rngs: nnx.Rngs) -> None:
         for name, value in (("length", length), ("evaluation_length", evaluation_length)):
             if value is not None and value < 1:
-                raise ValueError(f"Recurrence.{name} needs to be at least 1 (leave Decoder.memory = None for none), got {value}")
+                raise ValueError(
+                    f"Recurrence.{name} needs to be at least 1 (Decoder.memory = None for none), got {value}"
+                )
         self.length, self.evaluation_length, self.width = length, evaluation_length or length, width
 
-    def initial(
-        self, batch: int, train: bool, dtype: Any = jnp.float32, length: int | None = None
-    ) -> RecurrenceState:
+    def initial(self, batch: int, train: bool, dtype: Any = jnp.float32, length: int | None = None) -> RecurrenceState:
         if length is None:
             length = self.length if train else self.evaluation_length
         return RecurrenceState(jnp.zeros((batch, length, self.width), dtype), jnp.zeros((batch, length), bool))

@@ -53,13 +53,13 @@ class Promise:
     """What an instance of a pattern can do. What is not promised raises when the model is built.
 
     Attributes:
-        causal: "strict": later tokens change nothing; "selection": values never leak, but membership of content-based sets can
-            depend on later tokens; None: no causal form.
+        causal: "strict": later tokens change nothing; "selection": values never leak, but membership of content-based
+            sets can depend on later tokens; None: no causal form.
         bidirectional: has a bidirectional form.
         memory: S > T keys.
         padding: rows with invalid tokens.
-        packing: "equal": packed documents give what they give alone; "masked": they don't mix, but block borders follow the
-            row; None: no segments.
+        packing: "equal": packed documents give what they give alone; "masked": they don't mix, but block borders follow
+            the row; None: no segments.
         decode: "exact": one token at a time equals the full pass; "rule": by a rule of its own; None: no decoding.
         distances: terms by distance are exact.
         globals: global positions.
@@ -112,7 +112,7 @@ class Attended:
     updates: Mapping[str, Array] = dataclasses.field(default_factory=dict)
 
 
-class Buffer(nnx.Variable):  # type: ignore[type-arg]
+class Buffer(nnx.Variable):
     """State of a pattern that is no parameter: written by the training step from `Attended.updates`, never in place."""
 
 
@@ -129,7 +129,7 @@ class Pattern(nnx.Module):
         promise = self.promise
         name = type(self).__name__
         if site.causal and promise.causal is None:
-            raise ValueError(f"{name} has no causal form: use an encoder, or a pattern that `lra attention list` marks causal")
+            raise ValueError(f"{name} has no causal form: choose a pattern that `lra attention list` marks causal")
         if not site.causal and not promise.bidirectional:
             raise ValueError(f"{name} has no bidirectional form: use a decoder, or a pattern marked bidirectional")
         if site.dropout and not promise.dropout:
@@ -143,7 +143,7 @@ class Pattern(nnx.Module):
     @property
     @abc.abstractmethod
     def rule(self) -> Rule:
-        """`rule(q: Entry, k: Entry) -> bool`: the definition of the pattern, for the oracle, the drawings and decoding."""
+        """`rule(q: Entry, k: Entry) -> bool`: the definition of the pattern, for oracle, drawings and decoding."""
 
     @classmethod
     @abc.abstractmethod
@@ -167,7 +167,7 @@ class Pattern(nnx.Module):
 
         Args:
             q: [B, T, H, D]. k: [B, S, H, D]. v: [B, S, H, E].
-            inputs: the normalised layer inputs of queries [B, T, C] and keys [B, S, C], for projections of the pattern's own.
+            inputs: normalised layer inputs of queries [B, T, C] and keys [B, S, C], for projections of its own.
             visibility: positions, validity, segments; None for all defaults.
             terms: additions by position.
             key: random key of this layer and step.
@@ -193,7 +193,7 @@ def require(promise: Promise, name: str, **options: bool) -> None:
     for option, wanted in options.items():
         if wanted and not getattr(promise, option):
             raise ValueError(
-                f"{name} does not promise {option}, which this model needs: choose a pattern that does (`lra attention list`)"
+                f"{name} does not promise {option}, which this model needs: choose one that does (`lra attention list`)"
             )
 
 
@@ -202,9 +202,7 @@ def default_scale(scale: float | None, width: int) -> float:
     return width**-0.5 if scale is None else scale
 
 
-def aligned(
-    terms: Terms, q: Array, k: Array, visibility: Visibility | None
-) -> tuple[Array, Array, Visibility]:
+def aligned(terms: Terms, q: Array, k: Array, visibility: Visibility | None) -> tuple[Array, Array, Visibility]:
     """Queries and keys after the terms' own rotations, and a visibility that is never None."""
     visibility = visibility or Visibility()
     if terms:

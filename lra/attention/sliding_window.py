@@ -1,4 +1,4 @@
-"""Sliding window attention with dilation (Beltagy et al. 2020, arXiv:2004.05150, section 3.1). O(T W) time, O(T) memory."""
+"""Sliding window attention, dilated (Beltagy et al. 2020, arXiv:2004.05150, section 3.1). O(T W) time, O(T) memory."""
 
 from __future__ import annotations
 
@@ -80,7 +80,14 @@ def sliding_window(
     q, k, visibility = aligned(terms, q, k, visibility)
     reach = window + window_right
     grid = arrange.band(
-        q, k, v, visibility, before=window - 1, after=window_right, step=dilation, block=min(arrange.BLOCK, max(8, reach))
+        q,
+        k,
+        v,
+        visibility,
+        before=window - 1,
+        after=window_right,
+        step=dilation,
+        block=min(arrange.BLOCK, max(8, reach)),
     )
     part = core.attend(
         grid, rule=WindowRule(window, window_right, dilation), scale=default_scale(scale, width), terms=terms,
@@ -91,7 +98,9 @@ def sliding_window(
 
 def _check(window: int, window_right: int, dilation: int, causal: bool) -> None:
     if window < 1:
-        raise ValueError(f"window counts keys up to and including the query's own and needs to be at least 1, got {window}")
+        raise ValueError(
+            f"window counts keys up to and including the query's own and needs to be at least 1, got {window}"
+        )
     if dilation < 1:
         raise ValueError(f"dilation is a step in tokens and needs to be at least 1, got {dilation}")
     if window_right < 0:
@@ -121,9 +130,15 @@ class SlidingWindow(Pattern):
     @property
     def promise(self) -> Promise:
         return Promise(
-            causal="strict", bidirectional=True, memory=True, padding=True, packing="equal", decode="exact", distances=True,
+            causal="strict",
+            bidirectional=True,
+            memory=True,
+            padding=True,
+            packing="equal",
+            decode="exact",
+            distances=True,
             dropout=True,
-        )  # fmt: skip
+        )
 
     @property
     def rule(self) -> Rule:

@@ -46,9 +46,9 @@ def distances(q_pos: Positions, k_pos: Positions) -> Array:
 class Term:
     """A pure function of position with its parameters as leaves: a frozen dataclass registered as a pytree.
 
-    It is an argument of every attention function, and differentiated as one. Each method is the identity by default; a block hands
-    in queries [B, R, H, q, D] (after `query`), and positions as a `Range` where they are consecutive, else as integers that
-    broadcast to [B, R, H, q] and [B, R, H, k].
+    It is an argument of every attention function, and differentiated as one. Each method is the identity by default; a
+    block hands in queries [B, R, H, q, D] (after `query`), and positions as a `Range` where they are consecutive, else
+    as integers that broadcast to [B, R, H, q] and [B, R, H, k].
     """
 
     def query(self, q: Array, position: Array) -> Array:
@@ -150,9 +150,9 @@ class ALiBiTerm(Term):
 
 
 class ALiBi(TermModule):
-    """Attention with linear biases (Press et al. 2021, arXiv:2108.12409): minus a fixed slope a head, times the distance.
+    """Attention with linear biases (Press et al. 2021, arXiv:2108.12409): minus a slope a head, times the distance.
 
-    Slopes are 2^(-8 i / H) for i = 1..H; for a number of heads that is no power of two the released code interpolates, as here.
+    Slopes are 2^(-8 i / H) for i = 1..H; where H is no power of two the released code interpolates, as here.
     Bidirectional attention uses the absolute distance.
     """
 

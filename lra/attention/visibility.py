@@ -33,9 +33,9 @@ class Entry:
 class Visibility:
     """Positions, validity and segments of T queries and S >= T keys. It can only remove pairs, never add one.
 
-    The last T keys are the queries' own tokens. A field that is None has its default: positions by index (keys 0..S-1, queries
-    S-T..S-1), everything valid, one segment. Positions must be contiguous inside a segment; leave them None under padding and
-    packing, where they differ from the index by a constant only and every distance is the same.
+    The last T keys are the queries' own tokens. A field that is None has its default: positions by index (keys 0..S-1,
+    queries S-T..S-1), everything valid, one segment. Positions must be contiguous inside a segment; leave them None
+    under padding and packing, where they differ from the index by a constant only and every distance is the same.
 
     Attributes:
         q_position: [B or 1, T] integers.

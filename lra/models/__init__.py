@@ -7,6 +7,14 @@ from lra.models.output import Softmax
 from lra.models.stack import Layer, Stack, StackOutput
 
 __all__ = [
-    "Decoder", "FeedForward", "Layer", "LearnedPositions", "PositionEmbedding", "Scored", "SinusoidalPositions", "Softmax",
-    "Stack", "StackOutput",
-]  # fmt: skip
+    "Decoder",
+    "FeedForward",
+    "Layer",
+    "LearnedPositions",
+    "PositionEmbedding",
+    "Scored",
+    "SinusoidalPositions",
+    "Softmax",
+    "Stack",
+    "StackOutput",
+]

@@ -52,8 +52,8 @@ class Decoder(nnx.Module):
         num_layers: L. width: C. num_heads: H.
         head_dim: D; None for C / H, which must divide.
         pattern: a pattern class, or a tuple of them: cycled over the layers, or one entry a layer.
-        attention: class of the attention layer. feed_forward: class of the feed-forward layer. stack: class of the stack.
-        head: class of the output head.
+        attention: class of the attention layer. feed_forward: class of the feed-forward layer.
+        stack: class of the stack. head: class of the output head.
         terms: classes of terms by position, shared by all layers.
         memory: class of the memory between segments, or None.
         position: class of the absolute position embedding, or None.
@@ -90,7 +90,8 @@ class Decoder(nnx.Module):
                 raise ValueError(f"Decoder.{name} needs to be at least 1, got {value}")
         if head_dim is None and width % num_heads:
             raise ValueError(
-                f"Decoder.num_heads={num_heads} does not divide Decoder.width={width}: change one of them or set Decoder.head_dim"
+                f"Decoder.num_heads={num_heads} does not divide Decoder.width={width}: "
+                "change one of them or set Decoder.head_dim"
             )
         if not 0 <= dropout < 1:
             raise ValueError(f"Decoder.dropout needs to be at least 0 and below 1, got {dropout}")
@@ -102,7 +103,9 @@ class Decoder(nnx.Module):
         head_dim = head_dim or width // num_heads
         patterns = pattern if isinstance(pattern, tuple) else (pattern,)
         if not patterns or num_layers % len(patterns):
-            raise ValueError(f"Decoder.pattern needs a number of entries that divides {num_layers} layers, got {len(patterns)}")
+            raise ValueError(
+                f"Decoder.pattern needs a number of entries that divides {num_layers} layers, got {len(patterns)}"
+            )
         self.vocabulary_size, self.width, self.dropout = vocabulary_size, width, dropout
         self.embedding = nnx.Embed(vocabulary_size, width, embedding_init=initialiser(embedding), rngs=rngs)
         self.position = None if position is None else position(width=width, rngs=rngs)
@@ -115,7 +118,11 @@ class Decoder(nnx.Module):
                 norm=norm,
                 dropout=dropout,
                 attention=attention(
-                    pattern=patterns[i % len(patterns)], site=site, memory=memory is not None, distances=distances, rngs=rngs
+                    pattern=patterns[i % len(patterns)],
+                    site=site,
+                    memory=memory is not None,
+                    distances=distances,
+                    rngs=rngs,
                 ),
                 feed_forward=feed_forward(width=width, rngs=rngs),
                 memory=None if memory is None else memory(width=width, rngs=rngs),
@@ -127,7 +134,7 @@ class Decoder(nnx.Module):
         self.head = head(vocabulary_size=vocabulary_size, width=width, rngs=rngs)
 
     def initial_memory(self, batch: int, train: bool, length: int | None = None) -> Any:
-        """The memory of B rows that have seen nothing, or None without memory; `length` replaces the tokens remembered."""
+        """The memory of B rows that have seen nothing, or None without memory; `length` overrides its own."""
         return self.stack.initial_memory(batch, train, length)
 
     def reset_memory(self, memory: Any, rows: Array) -> Any:
@@ -179,14 +186,14 @@ class Decoder(nnx.Module):
         """The patterns' hook after an optimizer update."""
         self.stack.project()
 
-    def _hidden(
-        self, tokens: Array, valid: Array | None, memory: Any, key: Array | None, train: bool
-    ) -> StackOutput:
+    def _hidden(self, tokens: Array, valid: Array | None, memory: Any, key: Array | None, train: bool) -> StackOutput:
         x = self.embedding(tokens)
         if self.position is not None:
             limit = self.position.max_length
             if limit is not None and tokens.shape[1] > limit:
-                raise ValueError(f"the model has {limit} positions, got {tokens.shape[1]} tokens: raise LearnedPositions.max_length")
+                raise ValueError(
+                    f"the model has {limit} positions, got {tokens.shape[1]} tokens: raise LearnedPositions.max_length"
+                )
             x = x + self.position(jnp.arange(tokens.shape[1])[None])
         x = dropout(x, self.dropout if train else 0.0, None if key is None else jax.random.fold_in(key, _EMBEDDING))
         terms: Terms = tuple(term() for term in self.terms)

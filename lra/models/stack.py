@@ -70,7 +70,8 @@ class Layer(nnx.Module):
         """[B, T, C] to [B, T, C], and (memory state, losses, metrics, updates)."""
         keys = [None if key is None else jax.random.fold_in(key, purpose) for purpose in range(4)]
         rate = self.dropout if train else 0.0
-        length, inputs, metrics = x.shape[1], x, {}
+        length, inputs = x.shape[1], x
+        metrics: Mapping[str, Array] = {}
         if self.memory is not None:
             remembered, filled = self.memory.read(state)
             inputs = jnp.concatenate([jax.lax.stop_gradient(remembered).astype(x.dtype), x], axis=1)
@@ -83,9 +84,7 @@ class Layer(nnx.Module):
         )  # fmt: skip
         x = x + dropout(attended.out, rate, keys[_AFTER_ATTENTION])
         x = x if self.pre else self.attention_norm(x)
-        y = self.feed_forward(
-            self.feed_forward_norm(x) if self.pre else x, key=keys[_FEED_FORWARD], train=train
-        )
+        y = self.feed_forward(self.feed_forward_norm(x) if self.pre else x, key=keys[_FEED_FORWARD], train=train)
         x = x + dropout(y, rate, keys[_AFTER_FEED_FORWARD])
         x = x if self.pre else self.feed_forward_norm(x)
         return x, (state, attended.losses, {**metrics, **attended.metrics}, attended.updates)

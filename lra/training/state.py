@@ -13,7 +13,7 @@ from lra.attention.visibility import Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """Everything that a run carries from step to step, but the position of its data (a JSON item of the same checkpoint).
+    """Everything that a run carries from step to step, but the position of its data (an item of the same checkpoint).
 
     Attributes:
         step: updates done so far, an int32 scalar.

@@ -76,7 +76,9 @@ def make(name, example, causal, **site):
     """A pattern, or None where the example has no such form."""
     arguments = PATTERNS[name].examples()[example]
     try:
-        return PATTERNS[name](**arguments, site=Site(num_heads=HEADS, head_dim=WIDTH, causal=causal, **site), rngs=nnx.Rngs(0))
+        return PATTERNS[name](
+            **arguments, site=Site(num_heads=HEADS, head_dim=WIDTH, causal=causal, **site), rngs=nnx.Rngs(0)
+        )
     except ValueError:
         if causal:
             return None
@@ -169,7 +171,8 @@ def arrays(case, rng, poison=True):
     if valid is not None:
         fields |= {"q_valid": valid[:, extra:], "k_valid": valid}
         if poison:
-            q, k, v = (np.where(m[:, :, None, None], x, np.nan).astype(dtype) for x, m in ((q, valid[:, extra:]), (k, valid), (v, valid)))
+            hide = lambda x, mask: np.where(mask[:, :, None, None], x, np.nan).astype(dtype)  # noqa: E731
+            q, k, v = hide(q, valid[:, extra:]), hide(k, valid), hide(v, valid)
     if case.packed:
         borders = np.sort(rng.integers(0, size + 1, (BATCH, 2)), axis=1)
         segment = (np.arange(size)[None, :, None] >= borders[:, None, :]).sum(-1).astype(np.int32)

@@ -1,0 +1,119 @@
+"""The command line: argument parsing, one call a command, and a user's mistake as one sentence with status 2."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from lra import __version__
+from lra.errors import UserError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Returns:
+        0 on success, 2 for a user's mistake, 1 when interrupted; anything else raises.
+    """
+    options = _parser().parse_args(argv)
+    from lra.commands import COMMANDS  # jax and flax are imported only when something is to be done
+
+    try:
+        COMMANDS[options.command](options)
+    except UserError as error:
+        print(f"lra: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("lra: interrupted", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="lra", description="Long-range attention: train, evaluate and compare.")
+    parser.add_argument("--version", action="version", version=f"lra {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    any_config = "a shipped name, a .gin file or a run folder"
+
+    train = _command(commands, "train", "train a configuration, or resume its run")
+    train.add_argument("config", nargs="?", default="quickstart", metavar="CONFIG", help=f"{any_config} (quickstart)")
+    train.add_argument("--workdir", help="folder of the run (runs/CONFIG)")
+    train.add_argument("--steps", type=int, help="stop after this step; schedule and configuration stay as they are")
+    train.add_argument("--seed", type=int, help="of initial values, data order and dropout")
+    _attention_option(train)
+
+    evaluate = _command(commands, "eval", "score a run on held-out text")
+    _run_arguments(evaluate)
+    evaluate.add_argument("--split", default="test", choices=("train", "valid", "test"))
+    evaluate.add_argument("--protocol", metavar="NAME", help="of Experiment.protocols (the first one)")
+    evaluate.add_argument("--partial", type=int, metavar="TOKENS", help="score the first tokens only, and say so")
+
+    generate = _command(commands, "generate", "continue a text")
+    _run_arguments(generate)
+    generate.add_argument("--prompt", required=True, metavar="TEXT")
+    generate.add_argument("--tokens", type=int, default=256, metavar="N", help="tokens to add (256)")
+    generate.add_argument("--temperature", type=float, default=0.8, metavar="X", help="0 for the likeliest token (0.8)")
+    generate.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
+    generate.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens of this probability")
+    generate.add_argument("--seed", type=int, default=0, help="the same seed gives the same text (0)")
+
+    for name, about in (("config", "print every parameter with its effective value"), ("params", "count parameters")):
+        command = _command(commands, name, about)
+        command.add_argument(
+            "config", nargs="?", default="quickstart", metavar="CONFIG", help=f"{any_config} (quickstart)"
+        )
+        _attention_option(command)
+
+    attention = commands.add_parser("attention", help="list or draw the attention patterns").add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    _command(attention, "list", "the patterns with what they promise", full_name="attention list", overrides=False)
+    show = _command(attention, "show", "draw who reads whom", full_name="attention show")
+    show.add_argument("name", metavar="NAME_OR_CONFIG", help=f"a pattern, or {any_config}")
+    show.add_argument("--length", type=int, default=16, metavar="N", help="tokens to draw (16)")
+    show.add_argument("--layer", type=int, default=0, metavar="I", help="layer of a configuration (0)")
+    show.add_argument("--example", type=int, default=0, metavar="I", help="which of a pattern's own examples (0)")
+    show.add_argument("--bidirectional", action="store_true", help="the pattern's bidirectional form")
+    show.add_argument("--png", metavar="FILE", help="write the drawing (needs matplotlib: the extra `plots`)")
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    about: str,
+    full_name: str | None = None,
+    overrides: bool = True,
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+    parser.set_defaults(command=full_name or name)
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout and nothing else there")
+    if overrides:
+        parser.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            metavar="'NAME.PARAMETER = VALUE'",
+            help="override a binding; repeatable",
+        )
+    return parser
+
+
+def _run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "config",
+        nargs="?",
+        default="quickstart",
+        metavar="RUN_OR_CONFIG",
+        help="a run folder, or CONFIG for runs/CONFIG",
+    )
+    parser.add_argument("--workdir", help="folder of the run")
+
+
+def _attention_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--attention", metavar="NAME", help="put this pattern in place of the configuration's")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,266 @@
+"""What each command does, after its arguments are parsed."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from rich.console import Console
+from rich.table import Table
+
+from lra import config
+from lra.attention import PATTERNS, Pattern, Promise, Site, draw
+from lra.errors import UserError
+from lra.evaluation import evaluate
+from lra.evaluation.reference import compressed
+from lra.models import parameters
+from lra.models.generation import generate
+from lra.training import Experiment, load_model, train
+
+RUNS = Path("runs")
+REFERENCE_BYTES = 1 << 24
+"""Above this, gzip and xz take longer than they are worth as references."""
+
+
+def train_command(options: argparse.Namespace) -> None:
+    """`lra train`: trains or resumes."""
+    experiment, loaded = _build(options)
+    workdir = Path(options.workdir) if options.workdir else RUNS / _run_name(options.config)
+    console = Console(stderr=True)
+    if loaded.swapped:
+        console.print(loaded.swapped, markup=False, highlight=False, soft_wrap=True)
+    outcome = train(
+        experiment, workdir, config_text=config.resolved_text(), difference=config.difference, steps=options.steps,
+        console=console,
+    )  # fmt: skip
+    if options.json:
+        _print_json(
+            {
+                "workdir": str(workdir), "step": outcome.step, "steps_done": outcome.steps_done,
+                "seconds": outcome.seconds, "checkpoint": str(outcome.checkpoint), "train": outcome.metrics,
+                "valid": outcome.evaluation,
+            }
+        )  # fmt: skip
+    else:
+        print(f"{workdir} is at step {outcome.step} ({outcome.steps_done} steps in {outcome.seconds:.0f} s)")
+
+
+def eval_command(options: argparse.Namespace) -> None:
+    """`lra eval`: one report."""
+    experiment, _ = _build(options, run=_find_run(options))
+    name = options.protocol or next(iter(experiment.protocols))
+    if name not in experiment.protocols:
+        raise UserError(f"there is no protocol {name!r} in this run: there are {', '.join(experiment.protocols)}")
+    model, step, data = load_model(experiment, _find_run(options))
+    corpus = experiment.corpus
+    if data["digest"] != corpus.digest:
+        raise UserError(
+            f"the run was trained on {data['description']}, but the corpus is now {corpus.description}: "
+            "restore the former text"
+        )
+    report = evaluate(
+        model, corpus, options.split, experiment.protocols[name],
+        key=jax.random.key(experiment.seed), limit=options.partial, step=step,
+    )  # fmt: skip
+    tokens = corpus.tokens(options.split)[: options.partial]
+    reference = {}
+    if report.bytes <= REFERENCE_BYTES:
+        reference = compressed(corpus.vocabulary.decode(tokens))
+    if options.json:
+        _print_json(report.as_dict() | {"protocol_name": name, "reference_bits_per_byte": reference})
+        return
+    console = Console()
+    console.print(report.table())
+    if reference:
+        by_tool = ", ".join(f"{tool} {bits:.4f}" for tool, bits in reference.items())
+        console.print(f"for reference, bits per byte of the same bytes: {by_tool}", highlight=False, soft_wrap=True)
+
+
+def generate_command(options: argparse.Namespace) -> None:
+    """`lra generate`: continues a text."""
+    experiment, _ = _build(options, run=_find_run(options))
+    model, step, _ = load_model(experiment, _find_run(options))
+    vocabulary = experiment.corpus.vocabulary
+    ids = generate(
+        model, vocabulary.encode(options.prompt), tokens=options.tokens, context=experiment.data.segment,
+        temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed,
+        start=vocabulary.start,
+    )  # fmt: skip
+    if options.json:
+        text = vocabulary.decode(np.asarray(list(ids), np.int64)).decode("utf-8", "replace")
+        _print_json({"prompt": options.prompt, "text": text, "step": step, "seed": options.seed})
+        return
+    out = sys.stdout.buffer
+    out.write(options.prompt.encode("utf-8"))
+    for token in ids:
+        out.write(vocabulary.decode(np.asarray([token])))
+        out.flush()
+    out.write(b"\n")
+
+
+def config_command(options: argparse.Namespace) -> None:
+    """`lra config`: the resolved configuration."""
+    _, loaded = _build(options)
+    if options.json:
+        _print_json(config.resolved())
+        return
+    if loaded.swapped:
+        print(f"# {loaded.swapped}")
+    print(config.resolved_text(), end="")
+
+
+def params_command(options: argparse.Namespace) -> None:
+    """`lra params`: parameters by module."""
+    experiment, _ = _build(options)
+    counts = parameters.count(experiment.abstract_state.parameters)
+    total = sum(counts.values())
+    if options.json:
+        _print_json({"total": total, "modules": counts})
+        return
+    table = Table("module", "parameters", title=f"{options.config}: {total:,} parameters", title_justify="left")
+    for name, number in counts.items():
+        table.add_row(name, f"{number:,}")
+    Console().print(table)
+
+
+def list_command(options: argparse.Namespace) -> None:
+    """`lra attention list`: the patterns with their promises."""
+    rows = []
+    promised = [field.name for field in dataclasses.fields(Promise)]
+    for name, cls in PATTERNS.items():
+        promise = _promise(cls, True) or _promise(cls, False) or Promise()
+        about = (sys.modules[cls.__module__].__doc__ or "").strip().splitlines()[0]
+        rows.append({"name": name, "class": cls.__name__, "about": about} | vars(promise))
+    if options.json:
+        _print_json(rows)
+        return
+    table = Table("pattern", "promises", show_lines=True)
+    for row in rows:
+        held = {name: row[name] for name in promised if row[name]}
+        kept = [name if value is True else f"{name} ({value})" for name, value in held.items()]
+        table.add_row(row["name"], f"{row['about']}\n{', '.join(kept)}")
+    Console().print(table)
+
+
+def show_command(options: argparse.Namespace) -> None:
+    """`lra attention show`: who reads whom."""
+    if options.length < 1:
+        raise UserError(f"--length is {options.length}, but must be at least 1")
+    pattern, title = _pattern_of(options)
+    heads = draw.grids(pattern, options.length)
+    if options.json:
+        shown = {"pattern": type(pattern).__name__, "title": title, "length": options.length}
+        _print_json(shown | {"visible": heads.tolist()})
+    else:
+        print(title)
+        for name, grid in draw.distinct(heads):
+            print(f"\n{name}: {int(grid.sum())} of {grid.size} pairs\n{draw.text(grid)}")
+    if options.png:
+        draw.png(heads, Path(options.png), title)
+        print(f"drawing written to {options.png}", file=sys.stderr)
+
+
+def _pattern_of(options: argparse.Namespace) -> tuple[Pattern, str]:
+    """The pattern to draw: an example of a registered one, or a layer of a configuration or run."""
+    if options.name in PATTERNS:
+        cls, examples = PATTERNS[options.name], PATTERNS[options.name].examples()
+        if not 0 <= options.example < len(examples):
+            raise UserError(f"{options.name} has examples 0 to {len(examples) - 1}, got --example {options.example}")
+        arguments = examples[options.example]
+        site = Site(num_heads=_heads_of(arguments), causal=not options.bidirectional)
+        shown = ", ".join(f"{key}={_short(value)}" for key, value in arguments.items())
+        try:
+            pattern = cls(**arguments, site=site, rngs=nnx.Rngs(0))
+        except ValueError as error:
+            raise UserError(f"{options.name}({shown}): {error}") from error
+        return pattern, f"{options.name}({shown}), {'bidirectional' if options.bidirectional else 'causal'}"
+    if not Path(options.name).exists() and options.name not in config.names():
+        known = [*PATTERNS, *config.names()]
+        near = difflib.get_close_matches(options.name, known, n=3)
+        raise UserError(f"there is no pattern or configuration {options.name!r}: {_suggest(near, known)}")
+    options.config = options.name
+    experiment, _ = _build(options)
+    model = experiment.model(experiment.abstract_state)
+    layers = model.stack.num_layers
+    if not 0 <= options.layer < layers:
+        raise UserError(f"{options.name} has layers 0 to {layers - 1}, got --layer {options.layer}")
+    pattern = model.stack.layers[options.layer % len(model.stack.layers)].attention.pattern
+    return pattern, f"{options.name}, layer {options.layer}: {type(pattern).__name__}"
+
+
+def _build(options: argparse.Namespace, run: Path | None = None) -> tuple[Experiment, config.Loaded]:
+    """The experiment of a configuration or run, everything checked."""
+    overrides = list(options.set)
+    if run is None and getattr(options, "seed", None) is not None:
+        overrides.append(f"Experiment.seed = {options.seed}")
+    loaded = config.load(run or options.config, overrides=overrides, attention=getattr(options, "attention", None))
+    return config.build(loaded), loaded
+
+
+def _run_name(name: str) -> str:
+    """A configuration's name as the name of its run: a file's stem, a shipped name as it is."""
+    path = Path(name)
+    return path.stem if path.suffix == ".gin" else name
+
+
+def _find_run(options: argparse.Namespace) -> Path:
+    """The run folder that RUN_OR_CONFIG names."""
+    workdir = getattr(options, "workdir", None)
+    tried = [Path(workdir)] if workdir else [Path(options.config), RUNS / _run_name(options.config)]
+    for path in tried:
+        if (path / "config.gin").is_file():
+            return path
+    known = sorted(path.parent.as_posix() for path in RUNS.rglob("config.gin")) if RUNS.is_dir() else []
+    near = difflib.get_close_matches(tried[-1].as_posix(), known, n=3)
+    raise UserError(
+        f"there is no run {' or '.join(str(path) for path in tried)}: "
+        + (_suggest(near, known) if known else f"there are no runs under {RUNS}/ yet, train one with `lra train`")
+    )
+
+
+def _suggest(near: list[str], known: list[str]) -> str:
+    return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+
+
+def _promise(cls: type[Any], causal: bool) -> Promise | None:
+    arguments = cls.examples()[0]
+    try:
+        return cls(**arguments, site=Site(num_heads=_heads_of(arguments), causal=causal), rngs=nnx.Rngs(0)).promise
+    except ValueError:
+        return None
+
+
+def _heads_of(arguments: dict[str, Any]) -> int:
+    return sum(count for count, _ in arguments["groups"]) if "groups" in arguments else 1
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_short, value))})"
+    if hasattr(value, "func"):
+        return f"{value.func.__name__}({', '.join(f'{k}={v}' for k, v in value.keywords.items())})"
+    return getattr(value, "__name__", str(value))
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, allow_nan=False))
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "train": train_command,
+    "eval": eval_command,
+    "generate": generate_command,
+    "config": config_command,
+    "params": params_command,
+    "attention list": list_command,
+    "attention show": show_command,
+}
