@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= plots
 JOBS ?= 2
-PROMPT ?= The people
+PROMPT ?= class Queue:
 
 BIN := $(VENV)/bin
 SOURCES := lra scripts tests

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from lra import __version__
 from lra.errors import UserError
@@ -14,24 +16,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Returns:
-        0 on success, 2 for a user's mistake, 1 when interrupted; anything else raises.
+        0 on success, 2 for a user's mistake, 1 when interrupted or when nobody reads the output; anything else raises.
+
+    Raises:
+        SystemExit: after --help and --version, and with status 2 where the arguments cannot be parsed.
     """
     options = _parser().parse_args(argv)
-    from lra.commands import COMMANDS  # jax and flax are imported only when something is to be done
-
     try:
+        from lra.commands import COMMANDS  # jax and flax are imported only when something is to be done
+
         COMMANDS[options.command](options)
+        sys.stdout.flush()
     except UserError as error:
         print(f"lra: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("lra: interrupted", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # whoever reads, such as `head`, has enough; Python's own flush at exit would complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lra", description="Long-range attention: train, evaluate and compare.")
+class _Parser(argparse.ArgumentParser):
+    """Says in one sentence what is wrong with the arguments, as every command does."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"lra: {message} (see `{self.prog} --help`)\n")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="lra", description="Long-range attention: train, evaluate and compare.")
     parser.add_argument("--version", action="version", version=f"lra {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     any_config = "a shipped name, a .gin file or a run folder"
@@ -72,20 +88,20 @@ def _parser() -> argparse.ArgumentParser:
     show = _command(attention, "show", "draw who reads whom", full_name="attention show")
     show.add_argument("name", metavar="NAME_OR_CONFIG", help=f"a pattern, or {any_config}")
     show.add_argument("--length", type=int, default=16, metavar="N", help="tokens to draw (16)")
-    show.add_argument("--layer", type=int, default=0, metavar="I", help="layer of a configuration (0)")
-    show.add_argument("--example", type=int, default=0, metavar="I", help="which of a pattern's own examples (0)")
+    show.add_argument("--layer", type=int, metavar="I", help="layer of a configuration (0)")
+    show.add_argument("--example", type=int, metavar="I", help="which of a pattern's own examples (0)")
     show.add_argument("--bidirectional", action="store_true", help="the pattern's bidirectional form")
     show.add_argument("--png", metavar="FILE", help="write the drawing (needs matplotlib: the extra `plots`)")
     return parser
 
 
 def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    commands: argparse._SubParsersAction[_Parser],
     name: str,
     about: str,
     full_name: str | None = None,
     overrides: bool = True,
-) -> argparse.ArgumentParser:
+) -> _Parser:
     parser = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
     parser.set_defaults(command=full_name or name)
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout and nothing else there")
@@ -100,7 +116,7 @@ def _command(
     return parser
 
 
-def _run_arguments(parser: argparse.ArgumentParser) -> None:
+def _run_arguments(parser: _Parser) -> None:
     parser.add_argument(
         "config",
         nargs="?",
@@ -111,7 +127,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workdir", help="folder of the run")
 
 
-def _attention_option(parser: argparse.ArgumentParser) -> None:
+def _attention_option(parser: _Parser) -> None:
     parser.add_argument("--attention", metavar="NAME", help="put this pattern in place of the configuration's")
 
 

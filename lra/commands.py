@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,12 +30,14 @@ from lra.training import Experiment, load_model, train
 RUNS = Path("runs")
 REFERENCE_BYTES = 1 << 24
 """Above this, gzip and xz take longer than they are worth as references."""
+LONGEST_DRAWING = 2048
+"""Tokens; a grid takes their square."""
 
 
 def train_command(options: argparse.Namespace) -> None:
     """`lra train`: trains or resumes."""
     experiment, loaded = _build(options)
-    workdir = Path(options.workdir) if options.workdir else RUNS / _run_name(options.config)
+    workdir = Path(options.workdir) if options.workdir else _workdir(options.config)
     console = Console(stderr=True)
     if loaded.swapped:
         console.print(loaded.swapped, markup=False, highlight=False, soft_wrap=True)
@@ -90,17 +93,19 @@ def generate_command(options: argparse.Namespace) -> None:
     experiment, _ = _build(options, run=_find_run(options))
     model, step, _ = load_model(experiment, _find_run(options))
     vocabulary = experiment.corpus.vocabulary
+    prompt = os.fsencode(options.prompt)  # the bytes that were typed, whether or not they are valid text
     ids = generate(
-        model, vocabulary.encode(options.prompt), tokens=options.tokens, context=experiment.data.segment,
+        model, vocabulary.encode(prompt), tokens=options.tokens, context=experiment.data.segment,
         temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed,
         start=vocabulary.start,
     )  # fmt: skip
     if options.json:
         text = vocabulary.decode(np.asarray(list(ids), np.int64)).decode("utf-8", "replace")
-        _print_json({"prompt": options.prompt, "text": text, "step": step, "seed": options.seed})
+        _print_json({"prompt": prompt.decode("utf-8", "replace"), "text": text, "step": step, "seed": options.seed})
         return
     out = sys.stdout.buffer
-    out.write(options.prompt.encode("utf-8"))
+    out.write(prompt)
+    out.flush()
     for token in ids:
         out.write(vocabulary.decode(np.asarray([token])))
         out.flush()
@@ -153,8 +158,8 @@ def list_command(options: argparse.Namespace) -> None:
 
 def show_command(options: argparse.Namespace) -> None:
     """`lra attention show`: who reads whom."""
-    if options.length < 1:
-        raise UserError(f"--length is {options.length}, but must be at least 1")
+    if not 1 <= options.length <= LONGEST_DRAWING:
+        raise UserError(f"--length is {options.length}, but a drawing needs 1 to {LONGEST_DRAWING} tokens: change it")
     pattern, title = _pattern_of(options)
     heads = draw.grids(pattern, options.length)
     if options.json:
@@ -171,11 +176,13 @@ def show_command(options: argparse.Namespace) -> None:
 
 def _pattern_of(options: argparse.Namespace) -> tuple[Pattern, str]:
     """The pattern to draw: an example of a registered one, or a layer of a configuration or run."""
+    _refuse_what_does_not_apply(options)
+    layer, example = options.layer or 0, options.example or 0
     if options.name in PATTERNS:
         cls, examples = PATTERNS[options.name], PATTERNS[options.name].examples()
-        if not 0 <= options.example < len(examples):
-            raise UserError(f"{options.name} has examples 0 to {len(examples) - 1}, got --example {options.example}")
-        arguments = examples[options.example]
+        if not 0 <= example < len(examples):
+            raise UserError(f"{options.name} has examples 0 to {len(examples) - 1}, got --example {example}")
+        arguments = examples[example]
         site = Site(num_heads=_heads_of(arguments), causal=not options.bidirectional)
         shown = ", ".join(f"{key}={_short(value)}" for key, value in arguments.items())
         try:
@@ -191,10 +198,19 @@ def _pattern_of(options: argparse.Namespace) -> tuple[Pattern, str]:
     experiment, _ = _build(options)
     model = experiment.model(experiment.abstract_state)
     layers = model.stack.num_layers
-    if not 0 <= options.layer < layers:
-        raise UserError(f"{options.name} has layers 0 to {layers - 1}, got --layer {options.layer}")
-    pattern = model.stack.layers[options.layer % len(model.stack.layers)].attention.pattern
-    return pattern, f"{options.name}, layer {options.layer}: {type(pattern).__name__}"
+    if not 0 <= layer < layers:
+        raise UserError(f"{options.name} has layers 0 to {layers - 1}, got --layer {layer}")
+    pattern = model.stack.layers[layer % len(model.stack.layers)].attention.pattern
+    return pattern, f"{options.name}, layer {layer}: {type(pattern).__name__}"
+
+
+def _refuse_what_does_not_apply(options: argparse.Namespace) -> None:
+    """Raises for an option of `show` that the thing named would ignore."""
+    pattern = options.name in PATTERNS
+    kind = "pattern" if pattern else "configuration"
+    for option in ("layer", "set") if pattern else ("example", "bidirectional"):
+        if getattr(options, option) not in (None, [], False):
+            raise UserError(f"--{option} does not apply to {options.name}, which is a {kind}: leave it out")
 
 
 def _build(options: argparse.Namespace, run: Path | None = None) -> tuple[Experiment, config.Loaded]:
@@ -202,25 +218,28 @@ def _build(options: argparse.Namespace, run: Path | None = None) -> tuple[Experi
     overrides = list(options.set)
     if run is None and getattr(options, "seed", None) is not None:
         overrides.append(f"Experiment.seed = {options.seed}")
-    loaded = config.load(run or options.config, overrides=overrides, attention=getattr(options, "attention", None))
+    named = options.config if run is None else run / "config.gin"  # a run may be called as a shipped configuration is
+    loaded = config.load(named, overrides=overrides, attention=getattr(options, "attention", None))
     return config.build(loaded), loaded
 
 
-def _run_name(name: str) -> str:
-    """A configuration's name as the name of its run: a file's stem, a shipped name as it is."""
+def _workdir(name: str) -> Path:
+    """The folder of a configuration's run: by a shipped name, by a file's stem, or the run folder itself."""
     path = Path(name)
-    return path.stem if path.suffix == ".gin" else name
+    if name not in config.names() and (path / "config.gin").is_file():
+        return path
+    return RUNS / (path.stem if path.suffix == ".gin" else name)
 
 
 def _find_run(options: argparse.Namespace) -> Path:
     """The run folder that RUN_OR_CONFIG names."""
     workdir = getattr(options, "workdir", None)
-    tried = [Path(workdir)] if workdir else [Path(options.config), RUNS / _run_name(options.config)]
+    tried = [Path(workdir)] if workdir else list(dict.fromkeys([_workdir(options.config), Path(options.config)]))
     for path in tried:
         if (path / "config.gin").is_file():
             return path
     known = sorted(path.parent.as_posix() for path in RUNS.rglob("config.gin")) if RUNS.is_dir() else []
-    near = difflib.get_close_matches(tried[-1].as_posix(), known, n=3)
+    near = difflib.get_close_matches(tried[0].as_posix(), known, n=3)
     raise UserError(
         f"there is no run {' or '.join(str(path) for path in tried)}: "
         + (_suggest(near, known) if known else f"there are no runs under {RUNS}/ yet, train one with `lra train`")

@@ -279,7 +279,10 @@ def _check_macros(bindings: Bindings) -> None:
 
 
 def _without_effect(loaded: Loaded) -> list[str]:
-    """A sentence for each binding that no constructor received."""
+    """A sentence for each binding that no constructor received.
+
+    What the configuration includes from the shipped ones may bind a class that it has replaced: it cannot take it back.
+    """
     operative = gin.config._OPERATIVE_CONFIG.items()
     sentences = []
     for key in loaded.values:
@@ -291,6 +294,9 @@ def _without_effect(loaded: Loaded) -> list[str]:
         if any(key.parameter in used and not overriding[scope] for scope, used in inside.items()):
             continue
         if not calls:
+            path = loaded.bindings[key].place.path
+            if path is not None and path != loaded.path and path.is_relative_to(CONFIGS):
+                continue
             reason = f"this configuration builds no {key.name}"
         elif not inside:
             scopes = ", ".join(sorted(scope or "the outermost" for scope in calls))

@@ -80,9 +80,9 @@ class Recurrence(Memory):
     def update(
         self, state: RecurrenceState, layer_inputs: Array, valid: Array | None
     ) -> tuple[RecurrenceState, Mapping[str, Array]]:
-        length = state.hidden.shape[1]
+        length = layer_inputs.shape[1]  # as many slots leave in front
         if valid is None:
             valid = jnp.ones(layer_inputs.shape[:2], bool)
-        hidden = jnp.concatenate([state.hidden, layer_inputs.astype(state.hidden.dtype)], axis=1)[:, -length:]
-        valid = jnp.concatenate([state.valid, valid], axis=1)[:, -length:]
+        hidden = jnp.concatenate([state.hidden, layer_inputs.astype(state.hidden.dtype)], axis=1)[:, length:]
+        valid = jnp.concatenate([state.valid, valid], axis=1)[:, length:]
         return jax.lax.stop_gradient(RecurrenceState(hidden, valid)), {}

@@ -3,7 +3,7 @@
 import abc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import grain
 import numpy as np
@@ -72,6 +72,9 @@ class Batches(abc.ABC):
         segment: tokens of a row T.
     """
 
+    carries: ClassVar[bool]
+    """Whether a row goes on in the next batch, as memory needs it."""
+
     def __init__(self, batch_size: int, segment: int) -> None:
         for name, value in (("batch_size", batch_size), ("segment", segment)):
             if not isinstance(value, int) or value < 1:
@@ -137,6 +140,8 @@ class Streams(Batches):
     is True. Hosts own rows: host h has rows [h B / hosts, (h + 1) B / hosts). The order does not depend on the seed.
     """
 
+    carries = True
+
     def epoch_length(self, tokens: np.ndarray) -> int:
         """Returns the segments of a row; raises `UserError` where the tokens don't fill one batch."""
         self._check_length(tokens)
@@ -159,6 +164,8 @@ class Windows(Batches):
     last windows of one epoch and the first ones of the next. Hosts take turns: host h has windows h, h + hosts, ... of
     the shuffled order, hence rows h, h + hosts, ... of the whole batch.
     """
+
+    carries = False
 
     def epoch_length(self, tokens: np.ndarray) -> int:
         """Returns the batches until every window has come once; raises `UserError` where the tokens don't fill one."""

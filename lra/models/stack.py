@@ -74,7 +74,9 @@ class Layer(nnx.Module):
         metrics: Mapping[str, Array] = {}
         if self.memory is not None:
             remembered, filled = self.memory.read(state)
-            inputs = jnp.concatenate([jax.lax.stop_gradient(remembered).astype(x.dtype), x], axis=1)
+            # Zeros for empty slots: the gradient of a projection would be NaN times 0 where they hold NaN.
+            remembered = jnp.where(filled[..., None], jax.lax.stop_gradient(remembered), jnp.zeros((), remembered.dtype))
+            inputs = jnp.concatenate([remembered.astype(x.dtype), x], axis=1)
             valid = None if visibility is None else visibility.q_valid
             state, metrics = self.memory.update(state, x, valid)
             visibility = (visibility or Visibility()).after(filled, length)

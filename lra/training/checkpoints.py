@@ -7,8 +7,9 @@ array (JSON), since orbax restores flipped bits without an error.
 
 from __future__ import annotations
 
+import contextlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -41,11 +42,9 @@ class Checkpoints:
             "data": ocp.JsonCheckpointHandler(),
             "config": ocp.JsonCheckpointHandler(),
         }
-        # A reader must leave alone what a run beside it is writing.
-        options = (
-            ocp.CheckpointManagerOptions(read_only=True)
-            if keep is None
-            else ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+        # A reader must leave alone what a run beside it is writing. Not `read_only`, which logs three warnings.
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, create=keep is not None, cleanup_tmp_directories=keep is not None
         )
         self._manager = ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
 
@@ -81,7 +80,8 @@ class Checkpoints:
 
     def data(self, step: int) -> dict[str, Any]:
         """The data item of a step."""
-        item: dict[str, Any] = self._manager.restore(step, args=ocp.args.Composite(data=ocp.args.JsonRestore()))["data"]
+        with _readable(self.path(step)):
+            item: dict[str, Any] = self._read(step, data=ocp.args.JsonRestore())["data"]
         return item
 
     def restore(self, step: int, abstract: Any, *, partial: bool = False) -> Any:
@@ -96,22 +96,30 @@ class Checkpoints:
             UserError: a leaf is missing, too many, or of another shape or dtype; bits flipped; another format.
         """
         where = self.path(step)
-        config = self._manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore()))["config"]
-        if config["format"] != FORMAT:
+        wanted = _named(abstract)
+        with _readable(where):
+            config = self._read(step, config=ocp.args.JsonRestore())["config"]
+            written_as, checksums = config["format"], config["checksums"]
+        if written_as != FORMAT:
             raise UserError(
-                f"checkpoint {where} has format {config['format']}, but this version of lra reads format {FORMAT}: "
+                f"checkpoint {where} has format {written_as}, but this version of lra reads format {FORMAT}: "
                 "use the version that wrote it"
             )
-        wanted = _named(abstract)
-        _compare(where, dict(self._manager.item_metadata(step)["state"]), wanted, partial)
+        with _readable(where):
+            stored = dict(self._manager.item_metadata(step)["state"])
+        _compare(where, stored, wanted, partial)
         arguments = ocp.args.PyTreeRestore(
             item=wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=partial
         )
-        leaves = self._manager.restore(step, args=ocp.args.Composite(state=arguments))["state"]
+        with _readable(where):
+            leaves = self._read(step, state=arguments)["state"]
         for name, leaf in leaves.items():
-            if _checksum(leaf) != config["checksums"][name]:
+            if _checksum(leaf) != checksums.get(name):
                 raise UserError(f"checkpoint {where} is damaged at {name}: delete that folder to use an earlier one")
         return jax.tree.unflatten(jax.tree.structure(abstract), [leaves[name] for name in wanted])
+
+    def _read(self, step: int, **items: Any) -> Any:
+        return self._manager.restore(step, args=ocp.args.Composite(**items))
 
     def wait(self) -> None:
         """Returns when everything is on disk; raises what went wrong in the background."""
@@ -124,6 +132,18 @@ class Checkpoints:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._manager.close()
+
+
+@contextlib.contextmanager
+def _readable(where: Path) -> Iterator[None]:
+    """Names the checkpoint in what orbax raises for a damaged file: errors of many kinds, from JSON to tensorstore."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, NotImplementedError, OSError, TypeError, ValueError) as error:
+        raise UserError(
+            f"checkpoint {where} is damaged and cannot be read ({type(error).__name__}): "
+            "delete that folder to use an earlier one"
+        ) from error
 
 
 def _named(tree: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import jax
 from flax import nnx
 
 from lra.data import Batches, Corpus
+from lra.errors import UserError
 from lra.evaluation import Protocol
 from lra.models import Decoder
 from lra.training.checks import require, whole
@@ -121,6 +122,11 @@ class Experiment:
     def build(self) -> None:
         """Constructs model and optimizer and checks the protocols against the model; raises what these raise."""
         model = self.model(self.abstract_state)
+        if self.abstract_state.memory is not None and not self.data.carries:
+            raise UserError(
+                f"the model has a memory, but {type(self.data).__name__} starts every row anew, so it would stay empty: "
+                "set Experiment.data = @Streams (include data/streams.gin) or Decoder.memory = None"
+            )
         for protocol in self.protocols.values():
             protocol.check(model)
 

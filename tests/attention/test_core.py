@@ -1,0 +1,228 @@
+"""Arrangement, block softmax and combination below the patterns: random block sizes, unions, groups, golden grids."""
+
+import dataclasses
+import functools
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lra.attention import ALiBi, Full, Heads, Site, SlidingWindow, Visibility, arrange, core, dense
+from tests.attention import oracle
+
+HEADS, WIDTH, BATCH = 2, 3, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Band:
+    """Distances -after * step .. before * step in steps; on positions of entries, or on plain integers."""
+
+    before: int | None
+    after: int | None
+    step: int = 1
+
+    def __call__(self, q, k):
+        return self.reads(q.position, k.position)
+
+    def reads(self, q, k):
+        steps, rest = (q - k) // self.step, (q - k) % self.step
+        allowed = rest == 0
+        allowed = allowed if self.before is None else allowed & (steps <= self.before)
+        return allowed if self.after is None else allowed & (steps >= -self.after)
+
+
+reach = st.none() | st.integers(0, 12)
+shapes = st.fixed_dictionaries(
+    {
+        "length": st.integers(1, 29), "extra": st.integers(0, 17), "before": reach, "after": reach,
+        "step": st.integers(1, 4), "block": st.integers(1, 11),
+    }
+)  # fmt: skip
+
+
+def random_arrays(rng, length, size, batch=BATCH):
+    normal = lambda n: jnp.asarray(rng.normal(size=(batch, n, HEADS, WIDTH)), jnp.float32)  # noqa: E731
+    return normal(length), normal(size), normal(size)
+
+
+def band(q, k, v, options, visibility=None):
+    return arrange.band(
+        q, k, v, visibility or Visibility(), before=options["before"], after=options["after"], step=options["step"], block=options["block"]
+    )
+
+
+@hypothesis.settings(derandomize=True, max_examples=25, deadline=None, database=None)
+@hypothesis.given(shapes)
+def test_every_allowed_pair_lies_in_a_listed_pair_of_blocks(options):
+    length, extra = options["length"], options["extra"]
+    size = length + extra
+    # Every entry holds its own index, counted from 1: paddings hold 0.
+    index = np.broadcast_to(np.arange(1, size + 1, dtype=np.float32)[None, :, None, None], (BATCH, size, HEADS, 1))
+    grid, restored = jax.jit(lambda x: (grid := band(x[:, extra:], x, x, options), grid.restore(grid.q)))(index)
+    np.testing.assert_array_equal(restored, index[:, extra:])
+    rule = Band(options["before"], options["after"], options["step"])
+    q_index, k_index = (np.asarray(x[:, 0, :, 0, :, 0], int) - 1 for x in (grid.q, grid.k))  # [N, R, block]
+    assert max(q_index.shape[2], k_index.shape[2]) <= options["block"]
+    for side, held in ((grid.queries, q_index), (grid.keys, k_index)):
+        real = held >= 0
+        np.testing.assert_array_equal(np.broadcast_to(side.position[:, 0, :, 0], held.shape)[real], held[real])
+        valid = np.ones_like(real) if side.valid is None else np.broadcast_to(side.valid[:, 0, :, 0], real.shape)
+        np.testing.assert_array_equal(valid, real)
+    found, useful = [], set()
+    q_place, k_place = (np.asarray(side.position[:, 0, :, 0]) for side in (grid.queries, grid.keys))
+    for i in range(len(q_index)):
+        for j in range(len(k_index)):
+            met = rule.reads(q_place[i][:, :, None], k_place[j][:, None, :])
+            if met.any():
+                useful.add((i, j))
+            real = met & (q_index[i][:, :, None] >= 0) & (k_index[j][:, None, :] >= 0)
+            found += [(q_index[i][r, a], k_index[j][r, b]) for r, a, b in np.argwhere(real)]
+    want = {(t, s) for t in range(extra, size) for s in range(size) if rule.reads(t, s)}
+    assert len(found) == len(set(found))
+    assert set(found) == want
+    assert set(grid.layout.pairs) == useful
+    assert len(grid.layout.pairs) == len(useful)
+
+
+@hypothesis.settings(derandomize=True, max_examples=8, deadline=None, database=None)
+@hypothesis.given(shapes, st.integers(0, 2**31))
+def test_blocks_equal_dense(options, seed):
+    rng = np.random.default_rng(seed)
+    length, extra = options["length"], options["extra"]
+    q, k, v = random_arrays(rng, length, length + extra)
+    valid = jnp.asarray(rng.random((BATCH, length + extra)) < 0.8)
+    rule, terms = Band(options["before"], options["after"], options["step"]), (ALiBi(num_heads=HEADS, head_dim=WIDTH, rngs=None)(),)
+    t, s = np.arange(extra, length + extra)[:, None], np.arange(length + extra)
+    allowed = jnp.asarray(rule.reads(t, s)) & valid[:, None, extra:, None] & valid[:, None, None]
+    allowed = jnp.broadcast_to(allowed, (BATCH, HEADS, *allowed.shape[2:]))
+
+    def blocks(q, k, v, terms):
+        grid = band(q, k, v, options, Visibility(q_valid=valid[:, extra:], k_valid=valid))
+        return core.attend(grid, rule=rule, scale=0.7, terms=terms).out
+
+    def grid(q, k, v, terms):
+        return dense.attend(q, k, v, allowed=allowed, scale=0.7, terms=terms)[0]
+
+    d_out = jnp.asarray(rng.normal(size=q.shape), jnp.float32)
+    (got, got_pull), (want, want_pull) = (jax.vjp(jax.jit(f), q, k, v, terms) for f in (blocks, grid))
+    for x, y in zip(jax.tree.leaves((got, got_pull(d_out))), jax.tree.leaves((want, want_pull(d_out))), strict=True):
+        assert np.linalg.norm(x - y) <= 1e-5 * max(np.linalg.norm(y), 1)
+
+
+def dense_partial(q, k, v, allowed):
+    """What `core.attend` returns, by NumPy's way of writing it."""
+    s = jnp.einsum("bthd,bshd->bhts", q, k, precision="highest") * 0.7
+    logsumexp = jax.nn.logsumexp(s, axis=-1, where=allowed)
+    out = dense.attend(q, k, v, allowed=allowed, scale=0.7)[0]
+    return core.Partial(out, jnp.where(allowed.any(-1), logsumexp, 0).swapaxes(1, 2))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_union_of_disjoint_keys(parts, rng):
+    """Rows: keys dealt at random (one in three to nobody), all to the last part, none at all. Cotangents of logsumexp too."""
+    length, size = 19, 23
+    q, k, v = random_arrays(rng, length, size, batch=3)
+    owner = np.stack([rng.integers(-1, parts, size), np.full(size, parts - 1), np.full(size, -1)])
+    owner[0, :6] = -1  # the first two queries of that row read nothing
+    options = {"before": None, "after": 0, "step": 1, "block": 8}
+    allowed = (np.arange(size) <= np.arange(size - length, size)[:, None]) & (owner >= 0)[:, None]
+    some = jnp.asarray(allowed.any(-1))[..., None]  # [B, T, 1]
+
+    def union(q, k, v):
+        masks = [Visibility(k_valid=jnp.asarray(owner == part)) for part in range(parts)]
+        joined = core.union(*(core.attend(band(q, k, v, options, mask), rule=Band(None, 0), scale=0.7) for mask in masks))
+        floor = core.empty(jnp.float32)
+        return joined.out, jnp.where(some, joined.logsumexp, 0), jnp.where(some, floor, joined.logsumexp)
+
+    def whole(q, k, v):
+        part = dense_partial(q, k, v, jnp.broadcast_to(jnp.asarray(allowed)[:, None], (3, HEADS, length, size)))
+        return part.out, part.logsumexp, jnp.full_like(part.logsumexp, core.empty(jnp.float32))
+
+    d = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in (q.shape, q.shape[:3], q.shape[:3])]
+    (got, got_pull), (want, want_pull) = (jax.vjp(jax.jit(f), q, k, v) for f in (union, whole))
+    for x, y in zip((*got, *got_pull(tuple(d))), (*want, *want_pull((*d[:2], jnp.zeros_like(d[2])))), strict=True):
+        assert oracle.error(x, y) < 1e-5
+    np.testing.assert_array_equal(np.asarray(got[0])[~np.asarray(some)[..., 0]], 0)
+
+
+@pytest.mark.parametrize(("dropout", "sizes"), [(0.0, (1, 2, 100)), (0.3, (1, 5))])
+def test_groups_of_blocks_equal_single_blocks(dropout, sizes, rng, monkeypatch):
+    """Budgets of one, a few and all blocks at a time; the masks of dropout do not depend on them."""
+    q, k, v = random_arrays(rng, 50, 58)
+    d = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in (q.shape, q.shape[:3])]
+    groups, steps = [], core._steps
+
+    def spy(pairs, together):
+        groups.append(together)
+        return steps(pairs, together)
+
+    def both(q, k, v):
+        grid = arrange.band(q, k, v, Visibility(), before=19, after=3, block=8)
+        part = core.attend(grid, rule=Band(19, 3), scale=0.7, dropout=dropout, key=jax.random.key(3))
+        return part.out, part.logsumexp
+
+    @functools.partial(jax.jit, static_argnames="blocks")
+    def gradients(q, k, v, d, blocks):
+        out, pull = jax.vjp(both, q, k, v)
+        return (*out, *pull(d))
+
+    monkeypatch.setattr(core, "_steps", spy)
+    results = []
+    for blocks in sizes:
+        monkeypatch.setitem(core.SCORE_BYTES, "cpu", blocks * 4 * BATCH * HEADS * 8 * 8)
+        results.append(gradients(q, k, v, tuple(d), blocks))
+    assert set(groups) == {min(blocks, 7) for blocks in sizes}  # there are 7 blocks of queries
+    for other in results[1:]:
+        for x, y in zip(other, results[0], strict=True):
+            assert oracle.error(x, y) < 1e-6
+
+
+@hypothesis.settings(derandomize=True, deadline=None, database=None)
+@hypothesis.given(st.sets(st.tuples(st.integers(0, 9), st.integers(0, 12))), st.integers(1, 7))
+def test_steps_visit_each_pair_once(pairs, together):
+    visited = []
+    for size, starts in core._steps(tuple(pairs), together):
+        assert size in (1, together)
+        visited += [(i + n, j + n) for i, j in starts for n in range(size)]
+    assert len(visited) == len(pairs)
+    assert set(visited) == pairs
+
+
+near, far = functools.partial(SlidingWindow, window=3), functools.partial(SlidingWindow, window=2, dilation=5)
+# For every head: the keys that the query at p reads, of which those in 0..16 exist. Queries are 5..16.
+GOLDEN = {
+    "full": (Full, True, [lambda p: {*range(p + 1)}]),
+    "full, bidirectional": (Full, False, [lambda p: {*range(17)}]),
+    "window 4": (functools.partial(SlidingWindow, window=4), True, [lambda p: {p, p - 1, p - 2, p - 3}]),
+    "window 1": (functools.partial(SlidingWindow, window=1), True, [lambda p: {p}]),
+    "window 40": (functools.partial(SlidingWindow, window=40), True, [lambda p: {*range(p + 1)}]),
+    "dilated": (functools.partial(SlidingWindow, window=3, dilation=3), True, [lambda p: {p, p - 3, p - 6}]),
+    "right": (functools.partial(SlidingWindow, window=2, window_right=3), False, [lambda p: {p - 1, p, p + 1, p + 2, p + 3}]),
+    "right, dilated": (
+        functools.partial(SlidingWindow, window=2, window_right=1, dilation=4), False, [lambda p: {p - 4, p, p + 4}],
+    ),
+    "heads": (
+        functools.partial(Heads, groups=((1, near), (2, far))), True,
+        [lambda p: {p, p - 1, p - 2}, lambda p: {p, p - 5}, lambda p: {p, p - 5}],
+    ),
+    "heads with full": (
+        functools.partial(Heads, groups=((2, Full), (1, near))), False,
+        [lambda p: {*range(17)}, lambda p: {*range(17)}, lambda p: {p, p - 1, p - 2}],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_grids(name):
+    """The rule, and what the blocks really read: with equal scores the output is the share of every key."""
+    make, causal, heads = GOLDEN[name]
+    pattern = make(site=Site(num_heads=len(heads), causal=causal), rngs=None)
+    want = np.array([[[s in reads(p) for s in range(17)] for p in range(5, 17)] for reads in heads])
+    np.testing.assert_array_equal(dense.visible(pattern, 12, 17)[0], want)
+    q, k = np.zeros((1, 12, len(heads), 4), np.float32), np.zeros((1, 17, len(heads), 4), np.float32)
+    v = np.broadcast_to(np.eye(17, dtype=np.float32)[None, :, None], (1, 17, len(heads), 17))
+    shares = np.moveaxis(np.asarray(pattern(q, k, v).out[0]), 1, 0)
+    np.testing.assert_allclose(shares, want / want.sum(-1, keepdims=True), rtol=1e-6)

@@ -1,0 +1,318 @@
+"""What each command does when all is well."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from lra import config
+from lra.attention import PATTERNS
+from lra.training.checkpoints import Checkpoints
+
+ROOT = Path(__file__).parents[2]
+ATTENTIONS = sorted(path.stem for path in (config.CONFIGS / "attention").glob("*.gin"))
+SMALL = ("LAYERS=1", "WIDTH=16", "HEADS=4", "SEGMENT=16", "BATCH=2", "STEPS=1", "WARMUP=1", "Carried.streams=2")
+PATH = ("--set", "text_file.path='book.txt'")
+
+
+def metrics(run: Path) -> list[dict]:
+    """All that `metrics.jsonl` holds and that does not depend on the clock."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
+
+
+def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint by path."""
+    experiment = config.build(config.load(run))
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        state = checkpoints.restore(step, experiment.abstract_state)
+    return {jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree_util.tree_leaves_with_path(state)}
+
+
+def same_arrays(first: Path, second: Path, step: int) -> bool:
+    a, b = arrays(first, step), arrays(second, step)
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def reads(visible: list[list[int]]) -> list[set[int]]:
+    """Which keys each query reads."""
+    return [{key for key, seen in enumerate(row) if seen} for row in visible]
+
+
+def sets(flags: list[str]) -> tuple[str, ...]:
+    return tuple(item for flag in flags for item in ("--set", flag))
+
+
+# train
+
+
+def test_a_run_learns_and_leaves_its_configuration_metrics_and_checkpoint(trained):
+    assert {path.name for path in trained.iterdir()} == {"config.gin", "metrics.jsonl", "checkpoints"}
+    lines = metrics(trained)
+    assert [(line["step"], line["split"]) for line in lines] == [(n, "train") for n in (1, 2, 3, 4)] + [(4, "valid")]
+    assert lines[3]["bits_per_byte"] < lines[0]["bits_per_byte"] < 8.1
+    assert [path.name for path in (trained / "checkpoints").iterdir()] == ["4"]
+
+
+def test_the_same_command_again_finds_nothing_to_do(trained, lra):
+    before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
+    result = lra("train", "tiny.gin", "--json")
+    assert result.status == 0
+    assert "nothing to do" in result.err
+    assert {name: json.loads(result.out)[name] for name in ("step", "steps_done")} == {"step": 4, "steps_done": 0}
+    assert {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(trained, lra):
+    first = lra("train", "tiny.gin", "--workdir", "other", "--steps", "2", "--json")
+    assert json.loads(first.out)["step"] == 2
+    second = lra("train", "tiny.gin", "--workdir", "other", "--json")
+    assert {name: json.loads(second.out)[name] for name in ("step", "steps_done")} == {"step": 4, "steps_done": 2}
+    unbroken = metrics(trained)
+    resumed = [line for line in metrics(Path("other")) if (line["step"], line["split"]) != (2, "valid")]
+    assert resumed == unbroken
+    assert same_arrays(Path("other"), trained, 4)
+
+
+def test_a_run_folder_stands_for_its_configuration(trained, lra):
+    assert "runs/tiny is at step 4 already" in lra("train", "runs/tiny").err
+    assert [path.name for path in Path("runs").iterdir()] == ["tiny"]
+
+
+def test_another_seed_gives_another_run_and_the_same_seed_the_same(lra):
+    for workdir, seed in (("a", "5"), ("b", "5"), ("c", "6")):
+        assert lra("train", "tiny.gin", "--workdir", workdir, "--steps", "1", "--seed", seed).status == 0
+    assert metrics(Path("a")) == metrics(Path("b")) != metrics(Path("c"))
+    assert same_arrays(Path("a"), Path("b"), 1)
+
+
+def test_another_attention_is_announced_and_trained(lra):
+    result = lra("train", "tiny.gin", "--attention", "full", "--workdir", "full", "--steps", "1", "--json")
+    assert result.err.startswith("sliding_window replaced by full in Decoder.pattern")
+    assert json.loads(result.out)["valid"]["bits_per_byte"] < 9
+    assert "Decoder.pattern = @Full\n" in Path("full/config.gin").read_text(encoding="utf-8")
+
+
+# eval
+
+
+@pytest.mark.parametrize("protocol", ["block", "carried"])
+def test_a_report_says_what_it_counts(trained, lra, protocol):
+    result = lra("eval", "tiny.gin", "--protocol", protocol, "--json")
+    report = json.loads(result.out)
+    test_bytes = int(Path("book.txt").stat().st_size * 0.05)
+    expected = {
+        "corpus": "text_file", "split": "test", "protocol_name": protocol, "tokens_scored": test_bytes,
+        "tokens_expected": test_bytes, "bytes": test_bytes, "partial": False, "step": 4,
+    }  # fmt: skip
+    assert {name: report[name] for name in expected} == expected
+    assert report["protocol"].startswith(f"{protocol}, s")
+    assert report["bits_per_byte"] == pytest.approx(report["nats_per_token"] / math.log(2))
+    assert 4 < report["bits_per_byte"] < 8.1
+    assert 0 < report["reference_bits_per_byte"]["gzip -9"] < 8
+    table = lra("eval", "tiny.gin", "--protocol", protocol).out
+    assert f"{report['bits_per_byte']:.4f}" in table
+    assert f"{test_bytes} of {test_bytes}" in table
+    assert "partial" not in table
+    assert report["corpus_description"] in table
+
+
+def test_the_first_protocol_and_the_test_split_are_the_defaults(trained, lra):
+    assert json.loads(lra("eval", "runs/tiny", "--json").out)["protocol_name"] == "block"
+    line = metrics(trained)[-1]
+    report = json.loads(lra("eval", "--workdir", "runs/tiny", "--split", "valid", "--json").out)
+    assert report["nats_per_token"] == pytest.approx(line["loss_nats"], rel=1e-6)
+
+
+def test_a_score_of_a_part_is_labelled(trained, lra):
+    result = lra("eval", "tiny.gin", "--partial", "20")
+    assert "text_file test at step 4 (partial)" in result.out
+    report = json.loads(lra("eval", "tiny.gin", "--partial", "20", "--json").out)
+    assert (report["partial"], report["tokens_scored"], report["bytes"]) == (True, 20, 20)
+
+
+def test_the_run_counts_and_not_the_shipped_configuration_of_its_name(trained, lra):
+    trained.rename("text_file")
+    assert json.loads(lra("eval", "--workdir", "text_file", "--json").out)["step"] == 4
+
+
+# generate
+
+
+def test_the_same_seed_gives_the_same_text(trained, lra):
+    texts = [lra("generate", "runs/tiny", "--prompt", "ten", "--tokens", "5", "--seed", s).out for s in ("1", "1", "2")]
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[0].startswith("ten")
+    result = json.loads(lra("generate", "tiny.gin", "--prompt", "ten", "--tokens", "5", "--seed", "1", "--json").out)
+    assert texts[0] == f"ten{result['text']}\n"
+    assert (result["prompt"], result["seed"], result["step"]) == ("ten", 1, 4)
+
+
+@pytest.mark.parametrize("prompt", ["", "é 😀", "far more than one segment of the model holds " * 3])
+def test_any_prompt_is_continued(trained, lra, prompt):
+    result = lra("generate", "tiny.gin", "--prompt", prompt, "--tokens", "3", "--temperature", "0", "--json")
+    assert json.loads(result.out)["prompt"] == prompt
+    assert result.status == 0
+
+
+# config and params
+
+
+@pytest.mark.parametrize("name", ["tiny.gin", "runs/tiny"])
+def test_a_resolved_configuration_resolves_to_itself(trained, lra, name):
+    text = lra("config", name).out
+    assert text == (trained / "config.gin").read_text(encoding="utf-8")
+    Path("again.gin").write_text(text, encoding="utf-8")
+    assert lra("config", "again.gin").out == text
+    values = json.loads(lra("config", name, "--json").out)
+    assert text.replace("\n\n", "\n") == "".join(f"{key} = {value}\n" for key, value in values.items())
+    assert values["SlidingWindow.window"] == "5"
+
+
+def test_an_override_shows_in_the_configuration(lra):
+    values = json.loads(lra("config", "tiny.gin", *sets(["WIDTH=24", "Adam.b1 = 0.5"]), "--json").out)
+    assert (values["Decoder.width"], values["Adam.b1"]) == ("24", "0.5")
+
+
+def test_another_attention_changes_the_pattern_and_nothing_else(lra):
+    before, after = (json.loads(lra("config", *more, "--json").out) for more in ([], ["--attention", "full"]))
+    assert (before.pop("Decoder.pattern"), after.pop("Decoder.pattern")) == ("@SlidingWindow", "@Full")
+    window = {key for key in before if key.startswith("SlidingWindow.")}
+    assert window == {f"SlidingWindow.{name}" for name in ("window", "window_right", "dilation")}
+    assert after == {key: value for key, value in before.items() if key not in window}
+    text = lra("config", "--attention", "full").out
+    assert text.startswith("# sliding_window replaced by full in Decoder.pattern; removed SlidingWindow.window")
+
+
+@pytest.mark.parametrize(
+    ("flags", "replaced"),
+    [
+        (["Optimizer.schedule=@Constant", "Constant.learning_rate=%LEARNING_RATE"], "Cosine"),
+        (["Experiment.data=@Streams", "Streams.segment=%SEGMENT", "Streams.batch_size=3"], "Windows"),
+    ],
+)
+def test_what_is_included_for_a_class_that_is_replaced_is_no_mistake(lra, flags, replaced):
+    assert f"{replaced}." in lra("config", "tiny.gin").out
+    result = lra("config", "tiny.gin", *sets(flags))
+    assert result.status == 0, result.err
+    assert f"{replaced}." not in result.out
+
+
+def test_parameters_by_module_add_up(lra):
+    counts = json.loads(lra("params", "tiny.gin", "--json").out)
+    assert counts["total"] == sum(counts["modules"].values())
+    width, layers = 16, 2
+    norms, attention, feed_forward = 4 * width, 4 * width**2, 8 * width**2 + 5 * width
+    assert counts["total"] == 256 * width + layers * (norms + attention + feed_forward) + 2 * width
+    table = lra("params", "tiny.gin").out
+    assert f"tiny.gin: {counts['total']:,} parameters" in table
+    assert all(name in table for name in counts["modules"])
+
+
+# attention
+
+
+def test_the_list_has_every_pattern_with_its_promises(lra):
+    rows = {row["name"]: row for row in json.loads(lra("attention", "list", "--json").out)}
+    assert rows.keys() == PATTERNS.keys()
+    assert rows["sliding_window"]["causal"] == "strict"
+    assert "2004.05150" in rows["sliding_window"]["about"]
+    table = lra("attention", "list").out
+    assert all(name in table for name in PATTERNS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "golden"),
+    [
+        ("full --length 3", [[{0}, {0, 1}, {0, 1, 2}]]),
+        ("full --length 2 --bidirectional", [[{0, 1}, {0, 1}]]),
+        ("sliding_window --length 6", [[{0}, {0, 1}, {0, 1, 2}, {0, 1, 2, 3}, {0, 1, 2, 3, 4}, {1, 2, 3, 4, 5}]]),
+        ("sliding_window --length 7 --example 1", [[{0}, {1}, {2}, {0, 3}, {1, 4}, {2, 5}, {0, 3, 6}]]),
+        (
+            "sliding_window --length 6 --example 2 --bidirectional",
+            [[{0, 1, 2}, {0, 1, 2, 3}, {0, 1, 2, 3, 4}, {0, 1, 2, 3, 4, 5}, {1, 2, 3, 4, 5}, {2, 3, 4, 5}]],
+        ),
+        ("heads --length 3", [[{0}, {0, 1}, {0, 1, 2}], *2 * [[{0}, {1}, {2}]]]),
+        ("tiny.gin --length 6", 2 * [[{0}, {0, 1}, {0, 1, 2}, {0, 1, 2, 3}, {0, 1, 2, 3, 4}, {1, 2, 3, 4, 5}]]),
+        ("runs/tiny --length 1 --layer 1", 2 * [[{0}]]),
+    ],
+)
+def test_a_drawing_shows_who_reads_whom(trained, lra, arguments, golden):
+    result = json.loads(lra("attention", "show", *arguments.split(), "--json").out)
+    assert [reads(head) for head in result["visible"]] == golden
+    assert result["length"] == len(golden[0])
+
+
+def test_a_drawing_of_a_layer(lra):
+    flags = [*sets(["SlidingWindow.window=(1, 2)"]), "--length", "3", "--json"]
+    text = Path("tiny.gin").read_text(encoding="utf-8")
+    Path("layers.gin").write_text(text.replace("WINDOW = 5\n", ""), encoding="utf-8")  # it would have no effect
+    first, second = (json.loads(lra("attention", "show", "layers.gin", "--layer", i, *flags).out) for i in "01")
+    assert reads(first["visible"][0]) == [{0}, {1}, {2}]
+    assert reads(second["visible"][0]) == [{0}, {0, 1}, {1, 2}]
+
+
+def test_a_drawing_in_the_terminal(lra):
+    title, empty, heads, *rows = lra("attention", "show", "full", "--length", "2").out.splitlines()
+    assert (title, empty, heads) == ("full(), causal", "", "all heads: 3 of 4 pairs")
+    assert rows == ["██·", "████"]
+
+
+def test_a_drawing_as_png(lra):
+    pytest.importorskip("matplotlib")
+    result = lra("attention", "show", "heads", "--length", "8", "--png", "heads.png", "--json")
+    assert Path("heads.png").read_bytes().startswith(b"\x89PNG")
+    assert len(json.loads(result.out)["visible"]) == 3
+    assert "heads.png" in result.err
+
+
+# shipped configurations
+
+
+@pytest.fixture
+def small_library(monkeypatch, tmp_path):
+    """Stands in for the standard library of `python_source`."""
+    for n in range(60):
+        (tmp_path / "lib").mkdir(exist_ok=True)
+        (tmp_path / "lib" / f"module_{n}.py").write_text(f'"""Module {n}."""\n\nNUMBER = {n}\n', encoding="utf-8")
+    monkeypatch.setattr("lra.data.python_source._root", lambda: tmp_path / "lib")
+
+
+@pytest.mark.parametrize("name", config.names())
+def test_a_shipped_configuration_trains(small_library, lra, name):
+    path = PATH if "text_file" in name else ()
+    result = lra("train", name, *path, *sets(SMALL), "--workdir", "run", "--json")
+    assert result.status == 0, result.err
+    assert json.loads(result.out)["step"] == 1
+    assert math.isfinite(json.loads(result.out)["valid"]["bits_per_byte"])
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("name", config.names())
+def test_every_attention_fits_into_a_shipped_configuration(lra, name, attention):
+    path = PATH if "text_file" in name else ()
+    result = lra("config", name, *path, "--attention", attention, "--json")
+    assert result.status == 0, result.err
+    values = json.loads(result.out)
+    assert values["Decoder.pattern"] == f"@{PATTERNS[attention].__name__}"
+    text = (config.CONFIGS / "attention" / f"{attention}.gin").read_text(encoding="utf-8")
+    bound = {line.split(" = ")[0] for line in text.splitlines() if "." in line.split(" = ")[0] and line[0] != "#"}
+    assert bound <= values.keys()
+
+
+# as a process
+
+
+def test_stdout_is_one_json_object_and_stderr_empty_in_a_process_of_its_own(trained):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}
+    command = [sys.executable, "-m", "lra.cli", "eval", "tiny.gin", "--json"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["step"] == 4
+    assert result.stdout.count("\n") == 1
