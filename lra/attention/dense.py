@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lra.attention.core import Terms
 from lra.attention.pattern import Pattern, aligned, default_scale
@@ -12,8 +13,8 @@ from lra.attention.visibility import Array, Entry, Visibility
 
 def visible(
     pattern: Pattern, queries: int, keys: int, visibility: Visibility | None = None, key: Array | None = None
-) -> Array:
-    """Which keys each query reads, by the pattern's rule alone: booleans [B or 1, H, T, S].
+) -> np.ndarray:
+    """Which keys each query reads, by the pattern's rule alone, on the host: booleans [B or 1, H, T, S].
 
     Args:
         pattern: an instance, for its rule, labels and number of heads.
@@ -22,28 +23,28 @@ def visible(
         key: random key of patterns whose labels need one.
     """
     visibility = visibility or Visibility()
-    index = jnp.arange(keys, dtype=jnp.int32)[None]
+    index = np.arange(keys, dtype=np.int32)[None]
     q_position = index[:, keys - queries :] if visibility.q_position is None else visibility.q_position
     k_position = index if visibility.k_position is None else visibility.k_position
     q_labels, k_labels = pattern.labels(queries, keys, visibility, key)
-    heads = jnp.arange(pattern.num_heads, dtype=jnp.int32)[None, :, None, None]
+    heads = np.arange(pattern.num_heads, dtype=np.int32)[None, :, None, None]
 
-    def rows(x: Array) -> Array:
-        return x[:, None, :, None]
+    def rows(x: Array) -> np.ndarray:
+        return np.asarray(x)[:, None, :, None]
 
-    def columns(x: Array) -> Array:
-        return x[:, None, None, :]
+    def columns(x: Array) -> np.ndarray:
+        return np.asarray(x)[:, None, None, :]
 
     q = Entry(rows(q_position), heads, {name: rows(x) for name, x in q_labels.items()})
     k = Entry(columns(k_position), heads, {name: columns(x) for name, x in k_labels.items()})
-    allowed = pattern.rule(q, k)
+    allowed = np.asarray(pattern.rule(q, k))
     if visibility.q_valid is not None:
         allowed = allowed & rows(visibility.q_valid)
     if visibility.k_valid is not None:
         allowed = allowed & columns(visibility.k_valid)
     if visibility.q_segment is not None and visibility.k_segment is not None:
         allowed = allowed & (rows(visibility.q_segment) == columns(visibility.k_segment))
-    return jnp.broadcast_to(allowed, (allowed.shape[0], pattern.num_heads, queries, keys))
+    return np.broadcast_to(allowed, (allowed.shape[0], pattern.num_heads, queries, keys))
 
 
 def attend(

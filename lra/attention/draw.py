@@ -56,7 +56,7 @@ def png(heads: np.ndarray, path: Path, title: str) -> None:
     for axis, (name, grid) in zip(axes, parts, strict=True):
         axis.imshow(grid, cmap="Blues", vmin=0, vmax=1.3, interpolation="nearest")
         axis.set(title=name, xlabel="key", ylabel="query")
-    figure.suptitle(title)
+    figure.suptitle(title, wrap=True)
     try:
         figure.savefig(path, format="png")
     except OSError as error:

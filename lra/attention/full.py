@@ -7,7 +7,6 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from lra.attention import arrange, core
@@ -24,7 +23,7 @@ class FullRule:
 
     def __call__(self, q: Entry, k: Entry) -> Array:
         ahead = k.position - q.position
-        return ahead <= 0 if self.causal else jnp.ones_like(ahead, bool)
+        return ahead <= 0 if self.causal else ahead == ahead
 
 
 @functools.partial(jax.jit, static_argnames=("causal", "scale", "dropout", "precision"))

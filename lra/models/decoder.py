@@ -85,8 +85,9 @@ class Decoder(nnx.Module):
         vocabulary_size: int,
         rngs: nnx.Rngs,
     ) -> None:
-        for name, value in (("num_layers", num_layers), ("width", width), ("num_heads", num_heads)):
-            if value < 1:
+        sizes = {"num_layers": num_layers, "width": width, "num_heads": num_heads, "head_dim": head_dim}
+        for name, value in sizes.items():
+            if value is not None and value < 1:
                 raise ValueError(f"Decoder.{name} needs to be at least 1, got {value}")
         if head_dim is None and width % num_heads:
             raise ValueError(

@@ -75,8 +75,8 @@ class Layer(nnx.Module):
         if self.memory is not None:
             remembered, filled = self.memory.read(state)
             # Zeros for empty slots: the gradient of a projection would be NaN times 0 where they hold NaN.
-            remembered = jnp.where(filled[..., None], jax.lax.stop_gradient(remembered), jnp.zeros((), remembered.dtype))
-            inputs = jnp.concatenate([remembered.astype(x.dtype), x], axis=1)
+            past = jnp.where(filled[..., None], jax.lax.stop_gradient(remembered), jnp.zeros((), remembered.dtype))
+            inputs = jnp.concatenate([past.astype(x.dtype), x], axis=1)
             valid = None if visibility is None else visibility.q_valid
             state, metrics = self.memory.update(state, x, valid)
             visibility = (visibility or Visibility()).after(filled, length)

@@ -124,7 +124,7 @@ class Experiment:
         model = self.model(self.abstract_state)
         if self.abstract_state.memory is not None and not self.data.carries:
             raise UserError(
-                f"the model has a memory, but {type(self.data).__name__} starts every row anew, so it would stay empty: "
+                f"the model has a memory, which would stay empty, since {type(self.data).__name__} starts rows anew: "
                 "set Experiment.data = @Streams (include data/streams.gin) or Decoder.memory = None"
             )
         for protocol in self.protocols.values():

@@ -35,12 +35,10 @@ class Band:
 
 
 reach = st.none() | st.integers(0, 12)
-shapes = st.fixed_dictionaries(
-    {
-        "length": st.integers(1, 29), "extra": st.integers(0, 17), "before": reach, "after": reach,
-        "step": st.integers(1, 4), "block": st.integers(1, 11),
-    }
-)  # fmt: skip
+blocks = st.fixed_dictionaries(
+    {"before": reach, "after": reach, "step": st.integers(1, 4), "block": st.integers(1, 11)}
+)
+tokens = st.tuples(st.integers(1, 29), st.integers(0, 17))  # T and S - T
 
 
 def random_arrays(rng, length, size, batch=BATCH):
@@ -48,20 +46,15 @@ def random_arrays(rng, length, size, batch=BATCH):
     return normal(length), normal(size), normal(size)
 
 
-def band(q, k, v, options, visibility=None):
-    return arrange.band(
-        q, k, v, visibility or Visibility(), before=options["before"], after=options["after"], step=options["step"], block=options["block"]
-    )
-
-
 @hypothesis.settings(derandomize=True, max_examples=25, deadline=None, database=None)
-@hypothesis.given(shapes)
-def test_every_allowed_pair_lies_in_a_listed_pair_of_blocks(options):
-    length, extra = options["length"], options["extra"]
+@hypothesis.given(tokens, blocks)
+def test_every_allowed_pair_lies_in_a_listed_pair_of_blocks(tokens, options):
+    length, extra = tokens
     size = length + extra
     # Every entry holds its own index, counted from 1: paddings hold 0.
     index = np.broadcast_to(np.arange(1, size + 1, dtype=np.float32)[None, :, None, None], (BATCH, size, HEADS, 1))
-    grid, restored = jax.jit(lambda x: (grid := band(x[:, extra:], x, x, options), grid.restore(grid.q)))(index)
+    grid = jax.jit(lambda x: arrange.band(x[:, extra:], x, x, Visibility(), **options))(index)
+    restored = grid.restore(grid.q)
     np.testing.assert_array_equal(restored, index[:, extra:])
     rule = Band(options["before"], options["after"], options["step"])
     q_index, k_index = (np.asarray(x[:, 0, :, 0, :, 0], int) - 1 for x in (grid.q, grid.k))  # [N, R, block]
@@ -88,19 +81,22 @@ def test_every_allowed_pair_lies_in_a_listed_pair_of_blocks(options):
 
 
 @hypothesis.settings(derandomize=True, max_examples=8, deadline=None, database=None)
-@hypothesis.given(shapes, st.integers(0, 2**31))
-def test_blocks_equal_dense(options, seed):
+@hypothesis.given(tokens, blocks, st.integers(0, 2**31))
+def test_blocks_equal_dense(tokens, options, seed):
     rng = np.random.default_rng(seed)
-    length, extra = options["length"], options["extra"]
+    length, extra = tokens
     q, k, v = random_arrays(rng, length, length + extra)
     valid = jnp.asarray(rng.random((BATCH, length + extra)) < 0.8)
-    rule, terms = Band(options["before"], options["after"], options["step"]), (ALiBi(num_heads=HEADS, head_dim=WIDTH, rngs=None)(),)
+    rule, terms = (
+        Band(options["before"], options["after"], options["step"]),
+        (ALiBi(num_heads=HEADS, head_dim=WIDTH, rngs=None)(),),
+    )
     t, s = np.arange(extra, length + extra)[:, None], np.arange(length + extra)
     allowed = jnp.asarray(rule.reads(t, s)) & valid[:, None, extra:, None] & valid[:, None, None]
     allowed = jnp.broadcast_to(allowed, (BATCH, HEADS, *allowed.shape[2:]))
 
     def blocks(q, k, v, terms):
-        grid = band(q, k, v, options, Visibility(q_valid=valid[:, extra:], k_valid=valid))
+        grid = arrange.band(q, k, v, Visibility(q_valid=valid[:, extra:], k_valid=valid), **options)
         return core.attend(grid, rule=rule, scale=0.7, terms=terms).out
 
     def grid(q, k, v, terms):
@@ -122,18 +118,19 @@ def dense_partial(q, k, v, allowed):
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_union_of_disjoint_keys(parts, rng):
-    """Rows: keys dealt at random (one in three to nobody), all to the last part, none at all. Cotangents of logsumexp too."""
+    """Rows: keys dealt at random and some to nobody, all to the last part, none at all. Cotangents of logsumexp too."""
     length, size = 19, 23
     q, k, v = random_arrays(rng, length, size, batch=3)
     owner = np.stack([rng.integers(-1, parts, size), np.full(size, parts - 1), np.full(size, -1)])
     owner[0, :6] = -1  # the first two queries of that row read nothing
-    options = {"before": None, "after": 0, "step": 1, "block": 8}
     allowed = (np.arange(size) <= np.arange(size - length, size)[:, None]) & (owner >= 0)[:, None]
     some = jnp.asarray(allowed.any(-1))[..., None]  # [B, T, 1]
 
     def union(q, k, v):
         masks = [Visibility(k_valid=jnp.asarray(owner == part)) for part in range(parts)]
-        joined = core.union(*(core.attend(band(q, k, v, options, mask), rule=Band(None, 0), scale=0.7) for mask in masks))
+        joined = core.union(
+            *(core.attend(band(q, k, v, options, mask), rule=Band(None, 0), scale=0.7) for mask in masks)
+        )
         floor = core.empty(jnp.float32)
         return joined.out, jnp.where(some, joined.logsumexp, 0), jnp.where(some, floor, joined.logsumexp)
 
@@ -191,19 +188,18 @@ def test_steps_visit_each_pair_once(pairs, together):
     assert set(visited) == pairs
 
 
-near, far = functools.partial(SlidingWindow, window=3), functools.partial(SlidingWindow, window=2, dilation=5)
+window = functools.partial(functools.partial, SlidingWindow)
+near, far = window(window=3), window(window=2, dilation=5)
 # For every head: the keys that the query at p reads, of which those in 0..16 exist. Queries are 5..16.
 GOLDEN = {
     "full": (Full, True, [lambda p: {*range(p + 1)}]),
     "full, bidirectional": (Full, False, [lambda p: {*range(17)}]),
-    "window 4": (functools.partial(SlidingWindow, window=4), True, [lambda p: {p, p - 1, p - 2, p - 3}]),
-    "window 1": (functools.partial(SlidingWindow, window=1), True, [lambda p: {p}]),
-    "window 40": (functools.partial(SlidingWindow, window=40), True, [lambda p: {*range(p + 1)}]),
-    "dilated": (functools.partial(SlidingWindow, window=3, dilation=3), True, [lambda p: {p, p - 3, p - 6}]),
-    "right": (functools.partial(SlidingWindow, window=2, window_right=3), False, [lambda p: {p - 1, p, p + 1, p + 2, p + 3}]),
-    "right, dilated": (
-        functools.partial(SlidingWindow, window=2, window_right=1, dilation=4), False, [lambda p: {p - 4, p, p + 4}],
-    ),
+    "window 4": (window(window=4), True, [lambda p: {p, p - 1, p - 2, p - 3}]),
+    "window 1": (window(window=1), True, [lambda p: {p}]),
+    "window 40": (window(window=40), True, [lambda p: {*range(p + 1)}]),
+    "dilated": (window(window=3, dilation=3), True, [lambda p: {p, p - 3, p - 6}]),
+    "right": (window(window=2, window_right=3), False, [lambda p: {p - 1, p, p + 1, p + 2, p + 3}]),
+    "right, dilated": (window(window=2, window_right=1, dilation=4), False, [lambda p: {p - 4, p, p + 4}]),
     "heads": (
         functools.partial(Heads, groups=((1, near), (2, far))), True,
         [lambda p: {p, p - 1, p - 2}, lambda p: {p, p - 5}, lambda p: {p, p - 5}],

@@ -54,7 +54,9 @@ def test_png(tmp_path) -> None:
     read = (pixels[..., 2] - pixels[..., 0] > 0.5).astype(float)  # the blue of a pair that is read
     rows, columns = np.nonzero(read)
     box = read[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
-    cells = [[box[int((i + 0.5) * len(box) / 8), int((j + 0.5) * box.shape[1] / 8)] for j in range(8)] for i in range(8)]
+    cells = [
+        [box[int((i + 0.5) * len(box) / 8), int((j + 0.5) * box.shape[1] / 8)] for j in range(8)] for i in range(8)
+    ]
     np.testing.assert_array_equal(cells, grid)
 
 

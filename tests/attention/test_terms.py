@@ -37,8 +37,12 @@ def test_rotary_scores_depend_on_distance_only(rng):
     term = Rotary(**SIZES)()
     q, k = (jnp.asarray(np.tile(rng.normal(size=(1, 1, HEADS, WIDTH)), (1, 40, 1, 1)), jnp.float32) for _ in range(2))
     position = jnp.arange(40, dtype=jnp.int32)[None]
-    scores = np.asarray(jnp.einsum("bthd,bshd->hts", term.query(q, position), term.key(k, position), precision="highest"))
-    diagonals = np.stack([scores[:, d : 20 + d, :20].diagonal(axis1=1, axis2=2) for d in range(20)])  # [distance, H, 20]
+    scores = np.asarray(
+        jnp.einsum("bthd,bshd->hts", term.query(q, position), term.key(k, position), precision="highest")
+    )
+    diagonals = np.stack(
+        [scores[:, d : 20 + d, :20].diagonal(axis1=1, axis2=2) for d in range(20)]
+    )  # [distance, H, 20]
     assert np.ptp(diagonals, axis=2).max() < 1e-5
     assert np.abs(np.diff(diagonals[:, :, 0], axis=0)).max(0).min() > 0.1
 
@@ -51,7 +55,20 @@ def test_rotary_scores_depend_on_distance_only(rng):
         # The released code: those of 8 heads, then every second one of 16 heads from the first on.
         (
             12,
-            [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256, 0.70710678, 0.35355339, 0.1767767, 0.08838835],
+            [
+                1 / 2,
+                1 / 4,
+                1 / 8,
+                1 / 16,
+                1 / 32,
+                1 / 64,
+                1 / 128,
+                1 / 256,
+                0.70710678,
+                0.35355339,
+                0.1767767,
+                0.08838835,
+            ],
         ),
     ],
 )
@@ -60,7 +77,9 @@ def test_alibi_slopes(heads, slopes):
     np.testing.assert_allclose(term.slopes, slopes, rtol=1e-7)
     position = jnp.asarray([[[[4, 9]]]], jnp.int32)
     away = -np.asarray([[0, 5], [5, 0]])
-    np.testing.assert_allclose(term.score(None, position, position, 0.3)[0, 0], np.multiply.outer(slopes, away), rtol=1e-7)
+    np.testing.assert_allclose(
+        term.score(None, position, position, 0.3)[0, 0], np.multiply.outer(slopes, away), rtol=1e-7
+    )
 
 
 def test_range_equals_arrays():
@@ -74,7 +93,9 @@ def test_range_equals_arrays():
     np.testing.assert_array_equal(term.score(None, q, k, 1.0), term.score(None, *arrays, 1.0)[0, 0])
 
 
-@pytest.mark.parametrize("pattern", [Full, functools.partial(SlidingWindow, window=4, dilation=3)], ids=["full", "dilated"])
+@pytest.mark.parametrize(
+    "pattern", [Full, functools.partial(SlidingWindow, window=4, dilation=3)], ids=["full", "dilated"]
+)
 def test_positions_by_index_equal_positions_given(pattern, rng):
     """Blocks of ranges and blocks of arrays; rows may start anywhere, since only distances count."""
     pattern = pattern(site=Site(num_heads=HEADS, head_dim=WIDTH), rngs=None)
@@ -93,7 +114,9 @@ def test_heads_take_their_own_slopes(rng):
     np.testing.assert_array_equal(term.heads(1, 3).slopes, np.asarray(term.slopes)[1:3])
     q, k, v = (jnp.asarray(rng.normal(size=(1, 9, HEADS, WIDTH)), jnp.float32) for _ in range(3))
     site = Site(num_heads=HEADS, head_dim=WIDTH)
-    together, apart = (make(site=site, rngs=None) for make in (Full, functools.partial(Heads, groups=((1, Full), (2, Full)))))
+    together, apart = (
+        make(site=site, rngs=None) for make in (Full, functools.partial(Heads, groups=((1, Full), (2, Full))))
+    )
     want = together(q, k, v, terms=(term,)).out
     assert oracle.error(apart(q, k, v, terms=(term,)).out, want) < 1e-6
     assert oracle.error(together(q, k, v, terms=(term.heads(2, 3),)).out, want) > 1e-2

@@ -13,6 +13,7 @@ import pytest
 
 from lra import config
 from lra.attention import PATTERNS
+from lra.evaluation.reference import compressed
 from lra.training.checkpoints import Checkpoints
 
 ROOT = Path(__file__).parents[2]
@@ -135,6 +136,9 @@ def test_a_score_of_a_part_is_labelled(trained, lra):
     assert "text_file test at step 4 (partial)" in result.out
     report = json.loads(lra("eval", "tiny.gin", "--partial", "20", "--json").out)
     assert (report["partial"], report["tokens_scored"], report["bytes"]) == (True, 20, 20)
+    text = Path("book.txt").read_bytes()
+    begin = len(text) - report["tokens_expected"]
+    assert report["reference_bits_per_byte"] == compressed(text[begin : begin + 20])
 
 
 def test_the_run_counts_and_not_the_shipped_configuration_of_its_name(trained, lra):

@@ -80,6 +80,7 @@ class Experiment:
 
 
 TOYS: dict[str, type] = {cls.__name__: cls for cls in (Full, Window, Hash, Heads, Decoder, Adam, Experiment)}
+TOY_PATTERNS = {"Full": "full", "Window": "window", "Hash": "hash", "Heads": "heads"}
 
 FILES = {
     "base.gin": """
@@ -116,8 +117,8 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
     """The toy classes are all that is registered."""
     monkeypatch.setattr(config, "REGISTRY", {})
     monkeypatch.setattr(config, "_PATTERNS", {})
-    monkeypatch.setattr(config, "_classes", lambda: TOYS)
-    config.register(TOYS, patterns={"Full": "full", "Window": "window", "Hash": "hash", "Heads": "heads"})
+    monkeypatch.setattr(config, "_classes", lambda: (TOYS, TOY_PATTERNS))
+    config.register(TOYS, TOY_PATTERNS)
     return TOYS
 
 
