@@ -72,6 +72,8 @@ def test_what_is_held_after_each_segment(length, size, want):
         assert hidden[0, -len(values) :, 0].tolist() == values
         assert valid[0].tolist() == [False] * (length - len(values)) + [True] * len(values)
         assert metrics == {}
+        gradient = jax.grad(lambda x, state=state: memory.update(state, x, None)[0].hidden.sum())(x)
+        np.testing.assert_array_equal(gradient, 0)
 
 
 @pytest.mark.parametrize(
