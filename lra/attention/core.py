@@ -295,5 +295,5 @@ def _keys(key: Array | None, i: Array, j: Array, size: int) -> Array | None:
     """A key for each pair of blocks, by its numbers alone."""
     if key is None:
         return None
-    step = jnp.arange(size)
+    step = jnp.arange(size, dtype=jnp.int32)
     return jax.vmap(lambda n: jax.random.fold_in(jax.random.fold_in(key, i + n), j + n))(step)

@@ -169,7 +169,7 @@ def test_vmap_over_an_extra_axis_equals_a_loop(name, example, rng):
 
 
 @each_pattern
-def test_jit_and_remat_change_nothing(name, example, rng):
+def test_jit_and_remat_change_nothing(name, example, rng, quick_compilation):
     pattern, a = plain(name, example, rng, length=29, extra=4)
     key = jax.random.key(7)
     options = {"train": True, "key": key} if pattern.promise.dropout else {}
@@ -185,7 +185,7 @@ def test_jit_and_remat_change_nothing(name, example, rng):
 
 
 @each_pattern
-def test_dropout_same_key_same_result_and_right_mean(name, example, rng):
+def test_dropout_same_key_same_result_and_right_mean(name, example, rng, quick_compilation):
     causal = (name, example) in CAUSAL
     if not cases.make(name, example, causal).promise.dropout:
         pytest.skip("promises no dropout")
@@ -204,7 +204,7 @@ def test_dropout_same_key_same_result_and_right_mean(name, example, rng):
 
 
 @each_pattern
-def test_dropout_gradient_is_that_of_the_same_mask(name, example, rng):
+def test_dropout_gradient_is_that_of_the_same_mask(name, example, rng, quick_compilation):
     """Finite differences of the sampled function, with its key fixed."""
     causal = (name, example) in CAUSAL
     rate = 0.4 if cases.make(name, example, causal).promise.dropout else 0.0

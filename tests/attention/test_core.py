@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lra.attention import ALiBi, Entry, Full, Heads, Site, SlidingWindow, Visibility, arrange, core, dense
+from lra.attention import ALiBi, Entry, Full, Heads, Site, SlidingWindow, Visibility, arrange, core, dense, full
 from lra.attention.heads import HeadsRule
 from tests.attention import oracle
 
@@ -187,6 +187,16 @@ def test_steps_visit_each_pair_once(pairs, together):
         visited += [(i + n, j + n) for i, j in starts for n in range(size)]
     assert len(visited) == len(pairs)
     assert set(visited) == pairs
+
+
+@pytest.mark.parametrize(("causal", "pairs"), [(True, 10), (False, 16)])
+def test_blocks_after_the_query_are_skipped(causal, pairs, monkeypatch):
+    seen, x = [], jax.ShapeDtypeStruct((1, 4 * arrange.BLOCK, 1, 8), jnp.float32)
+    monkeypatch.setattr(
+        core, "attend", lambda grid, **_: seen.append(grid.layout.pairs) or core.Partial(grid.v, grid.v)
+    )
+    jax.eval_shape(functools.partial(full.__wrapped__, causal=causal), x, x, x)
+    assert len(seen[0]) == pairs
 
 
 window = functools.partial(functools.partial, SlidingWindow)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from lra.data import Windows
 from lra.errors import UserError
 from lra.models import LearnedPositions
 from lra.training import Checkpoints, Training, load_model
@@ -190,3 +191,7 @@ def test_experiments_check_theirs(tiny):
         tiny.experiment(protocols={})
     with pytest.raises(ValueError, match=r"Decoder.num_heads=3"):
         tiny.experiment(model=functools.partial(tiny.model(), num_heads=3)).build()
+    windows = functools.partial(Windows, batch_size=3, segment=tiny.SEGMENT)
+    with pytest.raises(UserError, match="Windows starts rows anew"):
+        tiny.experiment(data=windows).build()
+    tiny.experiment(data=windows, model=tiny.model(memory=False)).build()
