@@ -19,7 +19,7 @@ import gin.config
 from lra import gin_files
 from lra.annotations import Instance, describe, mismatch, nearest, parameters
 from lra.errors import UserError
-from lra.gin_files import Bindings, Key, Macro, Reference, literal, within
+from lra.gin_files import Binding, Bindings, Key, Macro, Reference, literal, within
 from lra.gin_swap import swap
 
 CONFIGS = Path(str(resources.files("lra") / "configs"))
@@ -139,9 +139,10 @@ def load(config: str | os.PathLike[str], *, overrides: Sequence[str] = (), atten
         base = {(CONFIGS / "base.gin").resolve()} & seen  # already in force: not to undo what the configuration set
         incoming = gin_files.read(_attention_file(attention), root=CONFIGS, seen=base)
         bindings, swapped = swap(bindings, incoming, _PATTERNS)
-    bindings = bindings | gin_files.read_overrides(overrides)
+    former = bindings
+    bindings = former | gin_files.read_overrides(overrides)
     values = {key: _checked(key, bindings) for key in bindings if key.name}
-    _check_macros(bindings)
+    _check_macros(bindings, former, path)
     return Loaded(os.fspath(config), path, bindings, values, swapped)
 
 
@@ -269,20 +270,27 @@ def _expand(value: Any, key: Key, bindings: Bindings, annotation: Any, trail: tu
     return gin_files.replace(value, leaf)
 
 
-def _check_macros(bindings: Bindings) -> None:
-    """A macro that nothing uses is a mistake, except for the knobs of base.gin at their defaults."""
-    used = gin_files.macros((binding.value for key, binding in bindings.items() if key.name), bindings)
+def _check_macros(bindings: Bindings, former: Bindings, path: Path) -> None:
+    """A macro that nothing uses is a mistake, unless a shipped include brings it or `--set` replaced what used it."""
+    used, before = (
+        gin_files.macros((binding.value for key, binding in some.items() if key.name), some)
+        for some in (bindings, former)
+    )
     for key, binding in bindings.items():
-        if not key.name and key not in used and binding.place.path != CONFIGS / "base.gin":
+        replaced = key in before and former[key] is binding
+        if not (key.name or key in used or replaced or _brought(binding, path)):
             remedy = nearest(key.parameter, [macro.parameter for macro in used])
             raise UserError(f"{binding} has no effect: nothing uses this macro; {remedy}")
 
 
-def _without_effect(loaded: Loaded) -> list[str]:
-    """A sentence for each binding that no constructor received.
+def _brought(binding: Binding, path: Path) -> bool:
+    """Whether a shipped file brings the binding by an include: the configuration at `path` cannot take it back."""
+    source = binding.place.path
+    return source is not None and source != path and source.is_relative_to(CONFIGS)
 
-    What the configuration includes from the shipped ones may bind a class that it has replaced: it cannot take it back.
-    """
+
+def _without_effect(loaded: Loaded) -> list[str]:
+    """A sentence for each binding that no constructor received; a shipped include may bind classes not built here."""
     operative = gin.config._OPERATIVE_CONFIG.items()
     sentences = []
     for key in loaded.values:
@@ -294,8 +302,7 @@ def _without_effect(loaded: Loaded) -> list[str]:
         if any(key.parameter in used and not overriding[scope] for scope, used in inside.items()):
             continue
         if not calls:
-            path = loaded.bindings[key].place.path
-            if path is not None and path != loaded.path and path.is_relative_to(CONFIGS):
+            if _brought(loaded.bindings[key], loaded.path):
                 continue
             reason = f"this configuration builds no {key.name}"
         elif not inside:

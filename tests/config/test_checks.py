@@ -87,6 +87,12 @@ def test_an_unused_macro_set_by_an_override(refused):
     )
 
 
+def test_an_override_may_leave_a_macro_without_use(load, refused):
+    text = START + "SPAN = 5\nWindow.window = %SPAN"
+    assert config.build(load(text, overrides=["Window.window = 7"])).model.layers[0].window == 7
+    assert refused(text, overrides=["Window.window = 7", "SPAN = 9"]).startswith("SPAN = 9 (--set) has no effect")
+
+
 def test_one_value_a_layer(load):
     built = config.build(load(START + "SPAN = (1, 2, 3)\nDecoder.num_layers = 3"))
     assert [layer.window for layer in built.model.layers] == [1, 2, 3]
