@@ -83,6 +83,10 @@ class Attention(nnx.Module):
         Returns:
             Attended with out [B, T, C].
         """
+        if visibility is not None:
+            padded = visibility.q_valid is not None or visibility.k_valid is not None
+            packed = visibility.q_segment is not None
+            require(self.pattern.promise, type(self.pattern).__name__, padding=padded, packing=packed)
         own = inputs[:, inputs.shape[1] - length :]
         q, k, v = self._heads(self.query(own)), self._heads(self.key(inputs)), self._heads(self.value(inputs))
         attended = self.pattern(q, k, v, inputs=(own, inputs), visibility=visibility, terms=terms, key=key, train=train)
