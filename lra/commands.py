@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lra import config
-from lra.attention import PATTERNS, Pattern, Promise, Site, draw
+from lra.attention import EXAMPLE_HEADS, PATTERNS, Pattern, Promise, Site, draw
 from lra.errors import UserError
 from lra.evaluation import evaluate
 from lra.evaluation.reference import compressed
@@ -183,7 +183,7 @@ def _pattern_of(options: argparse.Namespace) -> tuple[Pattern, str]:
         if not 0 <= example < len(examples):
             raise UserError(f"{options.name} has examples 0 to {len(examples) - 1}, got --example {example}")
         arguments = examples[example]
-        site = Site(num_heads=_heads_of(arguments), causal=not options.bidirectional)
+        site = Site(num_heads=EXAMPLE_HEADS, causal=not options.bidirectional)
         shown = ", ".join(f"{key}={_short(value)}" for key, value in arguments.items())
         try:
             pattern = cls(**arguments, site=site, rngs=nnx.Rngs(0))
@@ -253,13 +253,9 @@ def _suggest(near: list[str], known: list[str]) -> str:
 def _promise(cls: type[Any], causal: bool) -> Promise | None:
     arguments = cls.examples()[0]
     try:
-        return cls(**arguments, site=Site(num_heads=_heads_of(arguments), causal=causal), rngs=nnx.Rngs(0)).promise
+        return cls(**arguments, site=Site(num_heads=EXAMPLE_HEADS, causal=causal), rngs=nnx.Rngs(0)).promise
     except ValueError:
         return None
-
-
-def _heads_of(arguments: dict[str, Any]) -> int:
-    return sum(count for count, _ in arguments["groups"]) if "groups" in arguments else 1
 
 
 def _short(value: Any) -> str:

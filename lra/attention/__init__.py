@@ -6,7 +6,7 @@ from lra.attention.full import Full, full
 from lra.attention.heads import Heads
 from lra.attention.layer import Attention
 from lra.attention.memory import Memory, Recurrence
-from lra.attention.pattern import Attended, Pattern, Promise, Site
+from lra.attention.pattern import EXAMPLE_HEADS, Attended, Pattern, Promise, Site
 from lra.attention.sliding_window import SlidingWindow, sliding_window
 from lra.attention.terms import ALiBi, Rotary, Term, TermModule
 from lra.attention.visibility import Entry, Visibility
@@ -19,6 +19,7 @@ PATTERNS: dict[str, type[Any]] = {
 """The registry: the name of a pattern's function and configuration, and its class."""
 
 __all__ = [
+    "EXAMPLE_HEADS",
     "PATTERNS",
     "ALiBi",
     "Attended",

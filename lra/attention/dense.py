@@ -23,9 +23,7 @@ def visible(
         key: random key of patterns whose labels need one.
     """
     visibility = visibility or Visibility()
-    index = np.arange(keys, dtype=np.int32)[None]
-    q_position = index[:, keys - queries :] if visibility.q_position is None else visibility.q_position
-    k_position = index if visibility.k_position is None else visibility.k_position
+    q_position, k_position = visibility.positions(queries, keys)
     q_labels, k_labels = pattern.labels(queries, keys, visibility, key)
     heads = np.arange(pattern.num_heads, dtype=np.int32)[None, :, None, None]
 
@@ -63,9 +61,7 @@ def attend(
     """
     scale = default_scale(scale, q.shape[-1])
     q, k, visibility = aligned(terms, q, k, visibility)
-    index = jnp.arange(k.shape[1], dtype=jnp.int32)[None]
-    q_position = index[:, -q.shape[1] :] if visibility.q_position is None else visibility.q_position
-    k_position = index if visibility.k_position is None else visibility.k_position
+    q_position, k_position = visibility.positions(q.shape[1], k.shape[1])
     where = q_position[:, None, None], k_position[:, None, None]
     s = jnp.einsum("bthd,bshd->bhts", q, k, precision="highest") * scale
     for term in terms:

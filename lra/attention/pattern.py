@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from lra.attention import terms as terms_lib
 from lra.attention.core import Rule, Terms
 from lra.attention.visibility import Array, Visibility
+
+EXAMPLE_HEADS = 3
+"""Heads of the layers that `Pattern.examples` are made for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +150,7 @@ class Pattern(nnx.Module):
     @classmethod
     @abc.abstractmethod
     def examples(cls) -> tuple[dict[str, Any], ...]:
-        """Small argument sets for the contract suite, the drawings and the benchmark."""
+        """Small argument sets for the contract suite, the drawings and the benchmark, at `EXAMPLE_HEADS` heads."""
 
     @abc.abstractmethod
     def __call__(
@@ -206,9 +208,5 @@ def aligned(terms: Terms, q: Array, k: Array, visibility: Visibility | None) -> 
     """Queries and keys after the terms' own rotations, and a visibility that is never None."""
     visibility = visibility or Visibility()
     if terms:
-        length, size = q.shape[1], k.shape[1]
-        index = jnp.arange(size, dtype=jnp.int32)[None]
-        q_position = index[:, size - length :] if visibility.q_position is None else visibility.q_position
-        k_position = index if visibility.k_position is None else visibility.k_position
-        q, k = terms_lib.prepare(terms, q, k, q_position, k_position)
+        q, k = terms_lib.prepare(terms, q, k, *visibility.positions(q.shape[1], k.shape[1]))
     return q, k, visibility

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Array = Any  # jax.Array, numpy.ndarray or tracer
 
@@ -80,6 +81,12 @@ class Visibility:
         numbers = self.k_position[:, :1] - slots + jnp.arange(slots, dtype=self.k_position.dtype)
         position = jnp.concatenate([numbers, self.k_position], axis=1)
         return dataclasses.replace(self, k_valid=valid, k_position=position)
+
+    def positions(self, queries: int, keys: int) -> tuple[Array, Array]:
+        """Positions of T queries and S keys, [B or 1, T] and [B or 1, S]: those given, or the index."""
+        index = np.arange(keys, dtype=np.int32)[None]
+        q_position = index[:, keys - queries :] if self.q_position is None else self.q_position
+        return q_position, index if self.k_position is None else self.k_position
 
     def check(self, batch: int, queries: int, keys: int) -> Visibility:
         """Raises where shapes or dtypes do not fit; returns self."""

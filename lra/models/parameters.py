@@ -1,4 +1,4 @@
-"""Counts of parameters by module."""
+"""Names and counts of parameters."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 import jax
 
 
+def named(tree: Any) -> dict[str, Any]:
+    """The leaves of a pytree by dotted name, such as `stack.final_norm.scale`; layers stand as stacks."""
+
+    def name(path: tuple[Any, ...]) -> str:
+        return jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
+
+    return {name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
 def count(state: Any) -> dict[str, int]:
-    """Parameters of each leaf of an `nnx.State` (arrays or shapes), by dotted name; layers stand as stacks."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-    counts: dict[str, int] = {}
-    for path, leaf in leaves:
-        names = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path]
-        if names[-1] == "value":  # the variable's own array
-            names.pop()
-        name = ".".join(filter(None, names))
-        counts[name] = counts.get(name, 0) + math.prod(leaf.shape)
-    return counts
+    """Parameters of each leaf of an `nnx.State` (arrays or shapes), by dotted name."""
+    return {name: math.prod(leaf.shape) for name, leaf in named(state).items()}

@@ -20,6 +20,7 @@ import orbax.checkpoint as ocp
 
 from lra.attention.visibility import Array
 from lra.errors import UserError
+from lra.models.parameters import named
 
 FORMAT = 1
 """Version of the layout; a change of it needs a way to read the former one."""
@@ -64,7 +65,7 @@ class Checkpoints:
         Raises:
             RuntimeError: orbax declined, or the last save failed.
         """
-        leaves = _named(state)
+        leaves = named(state)
         checksums = {name: _checksum(leaf) for name, leaf in leaves.items()}
         config = {"format": FORMAT, "config": config_text, "checksums": checksums}
         saved = self._manager.save(
@@ -96,7 +97,7 @@ class Checkpoints:
             UserError: a leaf is missing, too many, or of another shape or dtype; bits flipped; another format.
         """
         where = self.path(step)
-        wanted = _named(abstract)
+        wanted = named(abstract)
         with _readable(where):
             config = self._read(step, config=ocp.args.JsonRestore())["config"]
             written_as, checksums = config["format"], config["checksums"]
@@ -144,15 +145,6 @@ def _readable(where: Path) -> Iterator[None]:
             f"checkpoint {where} is damaged and cannot be read ({type(error).__name__}): "
             "delete that folder to use an earlier one"
         ) from error
-
-
-def _named(tree: Any) -> dict[str, Any]:
-    """Leaves by name; orbax would give tuples back as lists, and knows few containers."""
-
-    def name(path: tuple[Any, ...]) -> str:
-        return jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
-
-    return {name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
 def _checksum(leaf: Array) -> int:

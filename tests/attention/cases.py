@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from lra.attention import PATTERNS, Rotary, Site, Term, Visibility
+from lra.attention import EXAMPLE_HEADS, PATTERNS, Rotary, Site, Term, Visibility
 from lra.attention.arrange import BLOCK
 from lra.attention.precision import accumulator
 from lra.attention.terms import ALiBiTerm, distances
 from tests.attention.oracle import TermArrays
 
-HEADS, WIDTH, BATCH = 3, 6, 2
+HEADS, WIDTH, BATCH = EXAMPLE_HEADS, 6, 2
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 1e-3, "bfloat16": 1e-2}
 PATTERN_EXAMPLES = [(name, n) for name, cls in PATTERNS.items() for n in range(len(cls.examples()))]
 

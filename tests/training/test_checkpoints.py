@@ -114,8 +114,8 @@ def test_another_format_is_refused(folder, monkeypatch):
 
 
 def test_the_leaves_of_a_training_state_have_readable_names(tiny):
-    from lra.training.checkpoints import _named
+    from lra.models.parameters import named
 
     state = tiny.experiment().abstract_state
-    names = _named(dataclasses.replace(state, optimizer=(), memory=None))
+    names = named(dataclasses.replace(state, optimizer=(), memory=None))
     assert {"step", "parameters.embedding.embedding", "parameters.stack.layers.0.attention.query.kernel"} < set(names)
