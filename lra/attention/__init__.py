@@ -2,18 +2,24 @@
 
 from typing import Any
 
+from lra.attention.block_local import BlockLocal, block_local
+from lra.attention.fixed import Fixed, fixed
 from lra.attention.full import Full, full
 from lra.attention.heads import Heads
 from lra.attention.layer import Attention
 from lra.attention.memory import Memory, Recurrence
 from lra.attention.pattern import EXAMPLE_HEADS, Attended, Pattern, Promise, Site
 from lra.attention.sliding_window import SlidingWindow, sliding_window
+from lra.attention.strided import Strided, strided
 from lra.attention.terms import ALiBi, Rotary, Term, TermModule
 from lra.attention.visibility import Entry, Visibility
 
 PATTERNS: dict[str, type[Any]] = {
     "full": Full,
     "sliding_window": SlidingWindow,
+    "strided": Strided,
+    "fixed": Fixed,
+    "block_local": BlockLocal,
     "heads": Heads,
 }
 """The registry: the name of a pattern's function and configuration, and its class."""
@@ -24,7 +30,9 @@ __all__ = [
     "ALiBi",
     "Attended",
     "Attention",
+    "BlockLocal",
     "Entry",
+    "Fixed",
     "Full",
     "Heads",
     "Memory",
@@ -34,9 +42,13 @@ __all__ = [
     "Rotary",
     "Site",
     "SlidingWindow",
+    "Strided",
     "Term",
     "TermModule",
     "Visibility",
+    "block_local",
+    "fixed",
     "full",
     "sliding_window",
+    "strided",
 ]

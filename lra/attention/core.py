@@ -64,6 +64,11 @@ def union(*parts: Partial) -> Partial:
     return Partial(out, jnp.where(some, top + jnp.log(safe), floor))
 
 
+def part_key(key: Array | None, number: int) -> Array | None:
+    """The random key of one of several parts of a row's keys."""
+    return None if key is None else jax.random.fold_in(key, number)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Spec:
     """What is static in one call: hashable, so that equal calls compile once."""

@@ -14,7 +14,9 @@ from lra.attention.visibility import Array, Entry, Visibility
 def visible(
     pattern: Pattern, queries: int, keys: int, visibility: Visibility | None = None, key: Array | None = None
 ) -> np.ndarray:
-    """Which keys each query reads, by the pattern's rule alone, on the host: booleans [B or 1, H, T, S].
+    """Which entries each query reads, by the pattern's rule alone, on the host: booleans [B or 1, H, T, S'].
+
+    The entries are the keys themselves, S' = S, but for patterns that summarise them.
 
     Args:
         pattern: an instance, for its rule, labels and number of heads.
@@ -22,9 +24,7 @@ def visible(
         visibility: positions, validity, segments.
         key: random key of patterns whose labels need one.
     """
-    visibility = visibility or Visibility()
-    q_position, k_position = visibility.positions(queries, keys)
-    q_labels, k_labels = pattern.labels(queries, keys, visibility, key)
+    queries_known, keys_known = pattern.entries(queries, keys, visibility or Visibility(), key)
     heads = np.arange(pattern.num_heads, dtype=np.int32)[None, :, None, None]
 
     def rows(x: Array) -> np.ndarray:
@@ -33,16 +33,29 @@ def visible(
     def columns(x: Array) -> np.ndarray:
         return np.asarray(x)[:, None, None, :]
 
-    q = Entry(rows(q_position), heads, {name: rows(x) for name, x in q_labels.items()})
-    k = Entry(columns(k_position), heads, {name: columns(x) for name, x in k_labels.items()})
+    q = Entry(rows(queries_known.position), heads, {name: rows(x) for name, x in queries_known.labels.items()})
+    k = Entry(columns(keys_known.position), heads, {name: columns(x) for name, x in keys_known.labels.items()})
     allowed = np.asarray(pattern.rule(q, k))
-    if visibility.q_valid is not None:
-        allowed = allowed & rows(visibility.q_valid)
-    if visibility.k_valid is not None:
-        allowed = allowed & columns(visibility.k_valid)
-    if visibility.q_segment is not None and visibility.k_segment is not None:
-        allowed = allowed & (rows(visibility.q_segment) == columns(visibility.k_segment))
-    return np.broadcast_to(allowed, (allowed.shape[0], pattern.num_heads, queries, keys))
+    if queries_known.valid is not None:
+        allowed = allowed & rows(queries_known.valid)
+    if keys_known.valid is not None:
+        allowed = allowed & columns(keys_known.valid)
+    if queries_known.segment is not None and keys_known.segment is not None:
+        allowed = allowed & (rows(queries_known.segment) == columns(keys_known.segment))
+    return np.broadcast_to(allowed, (allowed.shape[0], pattern.num_heads, *allowed.shape[2:]))
+
+
+def reads(
+    pattern: Pattern, queries: int, keys: int, visibility: Visibility | None = None, key: Array | None = None
+) -> np.ndarray:
+    """Which tokens each query reads, if only through an entry that is made of them: booleans [B or 1, H, T, S]."""
+    visibility = visibility or Visibility()
+    grids = []
+    for part in pattern.parts:
+        held = part.holds(keys, visibility)[:, None]
+        grids.append(np.matmul(visible(part, queries, keys, visibility, key).astype(np.float32), held) > 0)
+    batch = max(len(grid) for grid in grids)
+    return np.concatenate([np.broadcast_to(grid, (batch, *grid.shape[1:])) for grid in grids], axis=1)
 
 
 def attend(

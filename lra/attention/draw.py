@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lra.attention.dense import visible
+from lra.attention.dense import reads
 from lra.attention.pattern import Pattern
 from lra.errors import UserError
 
@@ -15,7 +15,7 @@ READS, READS_NOT = "██", "· "
 
 def grids(pattern: Pattern, length: int) -> np.ndarray:
     """Which keys each query reads among `length` tokens: booleans [H, T, T]."""
-    return np.asarray(visible(pattern, length, length)[0])
+    return reads(pattern, length, length)[0]
 
 
 def distinct(heads: np.ndarray) -> list[tuple[str, np.ndarray]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from flax import nnx
 
 from lra.attention import arrange, core
 from lra.attention.core import Rule, Terms
-from lra.attention.pattern import Attended, Pattern, Promise, Site, aligned, default_scale
+from lra.attention.pattern import EVERYTHING, FunctionPattern, Promise, Site, aligned, default_scale
 from lra.attention.visibility import Array, Entry, Visibility
 
 
@@ -74,24 +75,21 @@ def full(
     return part.out.astype(q.dtype)
 
 
-class Full(Pattern):
+class Full(FunctionPattern):
     """See `full`."""
+
+    function = staticmethod(full)
 
     def __init__(self, *, site: Site, rngs: nnx.Rngs) -> None:
         super().__init__(site)
 
     @property
+    def arguments(self) -> Mapping[str, Any]:
+        return {}
+
+    @property
     def promise(self) -> Promise:
-        return Promise(
-            causal="strict",
-            bidirectional=True,
-            memory=True,
-            padding=True,
-            packing="equal",
-            decode="exact",
-            distances=True,
-            dropout=True,
-        )
+        return EVERYTHING
 
     @property
     def rule(self) -> Rule:
@@ -100,28 +98,3 @@ class Full(Pattern):
     @classmethod
     def examples(cls) -> tuple[dict[str, Any], ...]:
         return ({},)
-
-    def __call__(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        *,
-        inputs: tuple[Array, Array] | None = None,
-        visibility: Visibility | None = None,
-        terms: Terms = (),
-        key: Array | None = None,
-        train: bool = False,
-    ) -> Attended:
-        return Attended(
-            full(
-                q,
-                k,
-                v,
-                causal=self.causal,
-                visibility=visibility,
-                terms=terms,
-                dropout=self.dropout_rate(train),
-                key=key,
-            )
-        )

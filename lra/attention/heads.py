@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lra.attention.arrange import Labels
 from lra.attention.core import Rule, Terms
 from lra.attention.full import Full
-from lra.attention.pattern import Attended, Pattern, Promise, Site
+from lra.attention.pattern import Attended, Inputs, Pattern, Projection, Promise, Site
 from lra.attention.sliding_window import SlidingWindow
 from lra.attention.visibility import Array, Entry, Visibility
 
@@ -76,14 +77,20 @@ class Heads(Pattern):
         far = functools.partial(SlidingWindow, window=2, dilation=5)
         return {"groups": ((1, near), (2, far))}, {"groups": ((2, Full), (1, near))}
 
-    def labels(
-        self, queries: int, keys: int, visibility: Visibility, key: Array | None = None
-    ) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
+    def labels(self, queries: int, keys: int, visibility: Visibility, key: Array | None = None) -> Labels:
         both: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
         for g, group in enumerate(self.groups):
             for side, labels in zip(both, group.labels(queries, keys, visibility, _key(key, g)), strict=True):
                 side.update({f"{g}.{name}": x for name, x in labels.items()})
         return both
+
+    @property
+    def parts(self) -> tuple[Pattern, ...]:
+        return tuple(part for group in self.groups for part in group.parts)
+
+    def adopt(self, query: Projection, key: Projection, value: Projection) -> None:
+        for g, group in enumerate(self.groups):
+            group.adopt(*(each.heads(self.bounds[g], self.bounds[g + 1]) for each in (query, key, value)))
 
     def project(self) -> None:
         for group in self.groups:
@@ -95,7 +102,7 @@ class Heads(Pattern):
         k: Array,
         v: Array,
         *,
-        inputs: tuple[Array, Array] | None = None,
+        inputs: Inputs | None = None,
         visibility: Visibility | None = None,
         terms: Terms = (),
         key: Array | None = None,
@@ -109,7 +116,7 @@ class Heads(Pattern):
                     q[:, :, first:last],
                     k[:, :, first:last],
                     v[:, :, first:last],
-                    inputs=inputs,
+                    inputs=None if inputs is None else _inputs_of_group(inputs, first, last),
                     visibility=visibility,
                     terms=tuple(term.heads(first, last) for term in terms),
                     key=_key(key, g),
@@ -122,6 +129,14 @@ class Heads(Pattern):
             metrics=_named([part.metrics for part in parts]),
             updates=_named([part.updates for part in parts]),
         )
+
+
+def _inputs_of_group(inputs: Inputs, first: int, last: int) -> Inputs:
+    def project(x: Array) -> tuple[Array, Array, Array]:
+        q, k, v = inputs.project(x)
+        return q[:, :, first:last], k[:, :, first:last], v[:, :, first:last]
+
+    return dataclasses.replace(inputs, project=project)
 
 
 def _key(key: Array | None, group: int) -> Array | None:

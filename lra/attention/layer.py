@@ -11,7 +11,7 @@ from flax import nnx
 
 from lra.attention.core import Terms
 from lra.attention.initialisers import initialiser
-from lra.attention.pattern import Attended, Pattern, Site, require
+from lra.attention.pattern import Attended, Inputs, Pattern, Projection, Site, require
 from lra.attention.visibility import Array, Visibility
 
 
@@ -59,6 +59,7 @@ class Attention(nnx.Module):
 
         self.query, self.key, self.value = (linear(site.width, inner) for _ in range(3))
         self.output = linear(inner, site.width)
+        self.pattern.adopt(*(self._values(linear) for linear in (self.query, self.key, self.value)))
 
     def __call__(
         self,
@@ -89,9 +90,19 @@ class Attention(nnx.Module):
             require(self.pattern.promise, type(self.pattern).__name__, padding=padded, packing=packed)
         own = inputs[:, inputs.shape[1] - length :]
         q, k, v = self._heads(self.query(own)), self._heads(self.key(inputs)), self._heads(self.value(inputs))
-        attended = self.pattern(q, k, v, inputs=(own, inputs), visibility=visibility, terms=terms, key=key, train=train)
+        attended = self.pattern(
+            q, k, v, inputs=Inputs(own, inputs, self._project), visibility=visibility, terms=terms, key=key, train=train
+        )
         joined = attended.out.reshape(*attended.out.shape[:2], -1)
         return dataclasses.replace(attended, out=self.output(joined))
+
+    def _project(self, x: Array) -> tuple[Array, Array, Array]:
+        return self._heads(self.query(x)), self._heads(self.key(x)), self._heads(self.value(x))
+
+    def _values(self, linear: nnx.Linear) -> Projection:
+        heads = self.num_heads, self.head_dim
+        kernel = linear.kernel[...].reshape(-1, *heads)
+        return Projection(kernel, None if linear.bias is None else linear.bias[...].reshape(heads))
 
     def _heads(self, x: Array) -> Array:
         return x.reshape(*x.shape[:2], self.num_heads, self.head_dim)

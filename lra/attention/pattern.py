@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import jax
+import numpy as np
 from flax import nnx
 
 from lra.attention import terms as terms_lib
+from lra.attention.arrange import Entries, Labels
 from lra.attention.core import Rule, Terms
 from lra.attention.visibility import Array, Visibility
 
@@ -27,6 +29,7 @@ class Site:
         num_heads: heads that it serves (H).
         head_dim: width of a head's queries and keys (D).
         width: width of the model (C).
+        value_dim: width of a head's values (E); None for D.
         causal: whether queries may read later keys.
         projections: "qkv", or "shared_qk" where queries and keys are one projection.
         dropout: share of attention weights dropped in training.
@@ -37,6 +40,7 @@ class Site:
     num_heads: int = 1
     head_dim: int = 64
     width: int = 64
+    value_dim: int | None = None
     causal: bool = True
     projections: Literal["qkv", "shared_qk"] = "qkv"
     dropout: float = 0.0
@@ -94,6 +98,42 @@ class Promise:
             values[field.name] = ranks[least]
         values["sorts"] = self.sorts or other.sorts
         return Promise(**values)
+
+
+EVERYTHING = Promise(
+    causal="strict", bidirectional=True, memory=True, padding=True, packing="equal", decode="exact", distances=True,
+    dropout=True,
+)  # fmt: skip
+"""What patterns promise whose rule is one of distances alone."""
+BORDERED = dataclasses.replace(EVERYTHING, packing="masked")
+"""What patterns promise whose rule has borders in the row."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What `Attention` made q, k and v of, for patterns that make more of it.
+
+    Attributes:
+        queries: normalised layer inputs of the queries [B, T, C].
+        keys: of the keys [B, S, C].
+        project: the layer's own projections, [B, L, C] to q, k and v [B, L, H, D].
+    """
+
+    queries: Array
+    keys: Array
+    project: Callable[[Array], tuple[Array, Array, Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Projection:
+    """Values of a projection: kernel [C, H, D] and bias [H, D] or None."""
+
+    kernel: Array
+    bias: Array | None
+
+    def heads(self, first: int, last: int) -> Projection:
+        """The same for heads first..last-1."""
+        return Projection(self.kernel[:, first:last], None if self.bias is None else self.bias[first:last])
 
 
 @jax.tree_util.register_dataclass
@@ -159,7 +199,7 @@ class Pattern(nnx.Module):
         k: Array,
         v: Array,
         *,
-        inputs: tuple[Array, Array] | None = None,
+        inputs: Inputs | None = None,
         visibility: Visibility | None = None,
         terms: Terms = (),
         key: Array | None = None,
@@ -169,18 +209,46 @@ class Pattern(nnx.Module):
 
         Args:
             q: [B, T, H, D]. k: [B, S, H, D]. v: [B, S, H, E].
-            inputs: normalised layer inputs of queries [B, T, C] and keys [B, S, C], for projections of its own.
+            inputs: what q, k and v were made of, for patterns with projections of their own.
             visibility: positions, validity, segments; None for all defaults.
             terms: additions by position.
             key: random key of this layer and step.
             train: whether dropout and updates of buffers are on.
         """
 
-    def labels(
-        self, queries: int, keys: int, visibility: Visibility, key: Array | None = None
-    ) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
+    def labels(self, queries: int, keys: int, visibility: Visibility, key: Array | None = None) -> Labels:
         """The pattern's own integers for T queries and S keys, [B or 1, T] and [B or 1, S], as the rule reads them."""
         return {}, {}
+
+    def entries(
+        self, queries: int, keys: int, visibility: Visibility, key: Array | None = None
+    ) -> tuple[Entries, Entries]:
+        """All that the rule and visibility know of T queries and of the entries that stand for S keys.
+
+        Patterns whose entries are no tokens (see `summarise`) give those of the entries.
+        """
+        q_position, k_position = visibility.positions(queries, keys)
+        q_labels, k_labels = self.labels(queries, keys, visibility, key)
+        return (
+            Entries(q_position, visibility.q_valid, visibility.q_segment, q_labels),
+            Entries(k_position, visibility.k_valid, visibility.k_segment, k_labels),
+        )
+
+    def summarise(self, k: Array, v: Array, visibility: Visibility) -> tuple[Array, Array]:
+        """The entries that are read in place of keys [B, S, H, D] and values [B, S, H, E]: [B, S', H, ...]."""
+        return k, v
+
+    def holds(self, keys: int, visibility: Visibility) -> np.ndarray:
+        """Which of S keys each entry is made of, on the host: booleans [B or 1, S', S]."""
+        return np.eye(keys, dtype=bool)[None]
+
+    @property
+    def parts(self) -> tuple[Pattern, ...]:
+        """The patterns that this one is made of, in the order of their heads."""
+        return (self,)
+
+    def adopt(self, query: Projection, key: Projection, value: Projection) -> None:
+        """Called once by `Attention` with the initial values of its projections, for own ones that start from them."""
 
     def project(self) -> None:
         """Called after every optimizer update; clamps what has bounds."""
@@ -188,6 +256,36 @@ class Pattern(nnx.Module):
     def dropout_rate(self, train: bool) -> float:
         """The rate for this call."""
         return self.dropout if train else 0.0
+
+
+class FunctionPattern(Pattern):
+    """A pattern that is a function with arguments and does nothing else."""
+
+    function: ClassVar[Callable[..., Array]]
+    """The function, as a `staticmethod`."""
+
+    @property
+    @abc.abstractmethod
+    def arguments(self) -> Mapping[str, Any]:
+        """Its own arguments."""
+
+    def __call__(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        inputs: Inputs | None = None,
+        visibility: Visibility | None = None,
+        terms: Terms = (),
+        key: Array | None = None,
+        train: bool = False,
+    ) -> Attended:
+        out = type(self).function(
+            q, k, v, **self.arguments, causal=self.causal, visibility=visibility, terms=terms,
+            dropout=self.dropout_rate(train), key=key,
+        )  # fmt: skip
+        return Attended(out)
 
 
 def require(promise: Promise, name: str, **options: bool) -> None:

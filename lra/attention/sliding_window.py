@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from flax import nnx
 
 from lra.attention import arrange, core
 from lra.attention.core import Rule, Terms
-from lra.attention.pattern import Attended, Pattern, Promise, Site, aligned, default_scale
+from lra.attention.pattern import EVERYTHING, FunctionPattern, Promise, Site, aligned, default_scale
 from lra.attention.visibility import Array, Entry, Visibility
 
 
@@ -109,8 +110,10 @@ def _check(window: int, window_right: int, dilation: int, causal: bool) -> None:
         raise ValueError(f"a causal window reads nothing after the query: set window_right = 0, got {window_right}")
 
 
-class SlidingWindow(Pattern):
+class SlidingWindow(FunctionPattern):
     """See `sliding_window`; `window`, `window_right` and `dilation` may be tuples with one entry a layer."""
+
+    function = staticmethod(sliding_window)
 
     def __init__(
         self,
@@ -128,17 +131,12 @@ class SlidingWindow(Pattern):
         _check(self.window, self.window_right, self.dilation, site.causal)
 
     @property
+    def arguments(self) -> Mapping[str, Any]:
+        return {"window": self.window, "window_right": self.window_right, "dilation": self.dilation}
+
+    @property
     def promise(self) -> Promise:
-        return Promise(
-            causal="strict",
-            bidirectional=True,
-            memory=True,
-            padding=True,
-            packing="equal",
-            decode="exact",
-            distances=True,
-            dropout=True,
-        )
+        return EVERYTHING
 
     @property
     def rule(self) -> Rule:
@@ -147,21 +145,3 @@ class SlidingWindow(Pattern):
     @classmethod
     def examples(cls) -> tuple[dict[str, Any], ...]:
         return {"window": 5}, {"window": 3, "dilation": 3}, {"window": 4, "window_right": 2}
-
-    def __call__(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        *,
-        inputs: tuple[Array, Array] | None = None,
-        visibility: Visibility | None = None,
-        terms: Terms = (),
-        key: Array | None = None,
-        train: bool = False,
-    ) -> Attended:
-        out = sliding_window(
-            q, k, v, window=self.window, window_right=self.window_right, dilation=self.dilation, causal=self.causal,
-            visibility=visibility, terms=terms, dropout=self.dropout_rate(train), key=key,
-        )  # fmt: skip
-        return Attended(out)

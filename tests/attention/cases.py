@@ -31,11 +31,12 @@ class TableTerm(Term):
     values: jax.Array  # [R, E]
 
     def score(self, q, q_pos, k_pos, scale):
-        return self.scores[:, jnp.minimum(jnp.abs(distances(q_pos, k_pos)), self.scores.shape[1] - 1)]
+        heads = jnp.arange(len(self.scores), dtype=jnp.int32)[:, None, None]
+        return self.scores[heads, jnp.minimum(jnp.abs(distances(q_pos, k_pos)), self.scores.shape[1] - 1)]
 
     def value(self, weights, q_pos, k_pos):
         near = self.values[jnp.minimum(jnp.abs(distances(q_pos, k_pos)), len(self.values) - 1)]
-        if near.ndim == 3:
+        if near.ndim == 3:  # of two ranges
             return jnp.einsum("brhqk,qke->brhqe", weights, near.astype(weights.dtype))
         return jnp.einsum("brhqk,brhqke->brhqe", weights, jnp.broadcast_to(near, (*weights.shape, near.shape[-1])))
 
