@@ -3,16 +3,19 @@
 from typing import Any
 
 from lra.attention.block_local import BlockLocal, block_local
+from lra.attention.blockwise import Blockwise, blockwise
 from lra.attention.fixed import Fixed, fixed
 from lra.attention.full import Full, full
 from lra.attention.heads import Heads
 from lra.attention.layer import Attention
 from lra.attention.memory import Memory, Recurrence
+from lra.attention.memory_compressed import MemoryCompressed, memory_compressed
 from lra.attention.pattern import EXAMPLE_HEADS, Attended, Pattern, Promise, Site
 from lra.attention.sliding_window import SlidingWindow, sliding_window
 from lra.attention.strided import Strided, strided
 from lra.attention.terms import ALiBi, Rotary, Term, TermModule
 from lra.attention.visibility import Entry, Visibility
+from lra.attention.window_global import WindowGlobal, window_global
 
 PATTERNS: dict[str, type[Any]] = {
     "full": Full,
@@ -20,6 +23,9 @@ PATTERNS: dict[str, type[Any]] = {
     "strided": Strided,
     "fixed": Fixed,
     "block_local": BlockLocal,
+    "blockwise": Blockwise,
+    "window_global": WindowGlobal,
+    "memory_compressed": MemoryCompressed,
     "heads": Heads,
 }
 """The registry: the name of a pattern's function and configuration, and its class."""
@@ -31,11 +37,13 @@ __all__ = [
     "Attended",
     "Attention",
     "BlockLocal",
+    "Blockwise",
     "Entry",
     "Fixed",
     "Full",
     "Heads",
     "Memory",
+    "MemoryCompressed",
     "Pattern",
     "Promise",
     "Recurrence",
@@ -46,9 +54,13 @@ __all__ = [
     "Term",
     "TermModule",
     "Visibility",
+    "WindowGlobal",
     "block_local",
+    "blockwise",
     "fixed",
     "full",
+    "memory_compressed",
     "sliding_window",
     "strided",
+    "window_global",
 ]

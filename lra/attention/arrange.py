@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lra.attention.rows import harmless, lengths
 from lra.attention.visibility import Array, Visibility
 
 Pairs = tuple[tuple[int, int], ...]
@@ -196,72 +196,6 @@ def tiles(
         blocks_q.split(q), blocks_k.split(k), blocks_k.split(v), _side(blocks_q, 0, queries), _side(blocks_k, 0, keys),
         layout,
     )  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class Anchored:
-    """Rows that are moved so that borders at multiples of a period, counted from the first valid key, are static.
-
-    They are rows like any others: the last queries stand with the last keys, and what was added is invalid.
-    """
-
-    q: Array
-    k: Array
-    v: Array
-    visibility: Visibility
-    shift: Array | None
-    length: int
-
-    def release(self, x: Array) -> Array:
-        """[B, T', ...] of the moved queries back to [B, T, ...]."""
-        if self.shift is None:
-            return x
-        shift = jnp.broadcast_to(self.shift, x.shape[:1])
-        return jax.vmap(lambda row, n: jax.lax.dynamic_slice_in_dim(row, n, self.length))(x, shift)
-
-
-def anchor(q: Array, k: Array, v: Array, visibility: Visibility, period: int) -> Anchored:
-    """Moves each row by up to `period - 1` entries, so that its first valid key stands at a multiple of `period`.
-
-    Without validity the first key is the first valid one, and nothing moves.
-    """
-    length, _ = lengths(q, k, visibility)
-    if visibility.k_valid is None or period == 1:
-        return Anchored(q, k, v, visibility, None, length)
-    shift = -jnp.argmax(visibility.k_valid, axis=1).astype(jnp.int32) % period
-    moved = functools.partial(_moved, shift=shift, room=period - 1)
-    valid = {"k_valid": visibility.k_valid, "q_valid": visibility.q_valid}
-    if valid["q_valid"] is None:
-        valid["q_valid"] = jnp.ones((1, length), bool)
-    given = {f.name: getattr(visibility, f.name) for f in dataclasses.fields(visibility)} | valid
-    fields = {name: None if x is None else moved(x) for name, x in given.items()}
-    k, v = harmless(k, visibility.k_valid), harmless(v, visibility.k_valid)
-    return Anchored(moved(harmless(q, visibility.q_valid)), moved(k), moved(v), Visibility(**fields), shift, length)
-
-
-def _moved(x: Array, shift: Array, room: int) -> Array:
-    """[B or 1, L, ...] to [B or 1, L + room, ...], row b moved ahead by shift[b] <= room; zeros fill."""
-    rows = max(x.shape[0], shift.shape[0])
-    x = jnp.pad(x, ((0, 0), (room, room), *((0, 0),) * (x.ndim - 2)))
-    x, shift = jnp.broadcast_to(x, (rows, *x.shape[1:])), jnp.broadcast_to(shift, (rows,))
-    return jax.vmap(lambda row, n: jax.lax.dynamic_slice_in_dim(row, room - n, row.shape[0] - room))(x, shift)
-
-
-def lengths(q: Array, k: Array, visibility: Visibility) -> tuple[int, int]:
-    """T and S, after checking that shapes fit."""
-    length, size = q.shape[1], k.shape[1]
-    if size < length:
-        raise ValueError(f"keys need to end with the queries' own tokens: got {length} queries and only {size} keys")
-    visibility.check(q.shape[0], length, size)
-    return length, size
-
-
-def harmless(x: Array, valid: Array | None) -> Array:
-    """Zeros for what nobody may read: NaN times a weight of 0 would be NaN."""
-    if valid is None:
-        return x
-    valid = valid[:, :, None] if valid.ndim == 2 else valid
-    return jnp.where(valid[..., None], x, jnp.zeros((), x.dtype))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from lra.attention import arrange, core
 from lra.attention.arrange import Labels
 from lra.attention.core import Rule, Terms
 from lra.attention.pattern import BORDERED, FunctionPattern, Promise, Site, aligned, default_scale
+from lra.attention.rows import anchor
 from lra.attention.visibility import Array, Entry, Visibility
 
 
@@ -80,7 +81,7 @@ def block_local(
     _check(block, look_back)
     width = q.shape[-1]
     q, k, visibility = aligned(terms, q, k, visibility)
-    row = arrange.anchor(q, k, v, visibility, period=block)
+    row = anchor(q, k, v, visibility, period=block)
     grid = arrange.blocks(
         row.q, row.k, row.v, row.visibility, size=block, before=look_back, after=0 if causal else look_back,
         causal=causal,

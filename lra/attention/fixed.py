@@ -16,6 +16,7 @@ from lra.attention import arrange, core
 from lra.attention.arrange import Entries, Grid, Labels
 from lra.attention.core import Rule, Terms
 from lra.attention.pattern import BORDERED, FunctionPattern, Promise, Site, aligned, default_scale
+from lra.attention.rows import Anchored, anchor
 from lra.attention.visibility import Array, Entry, Visibility
 
 PARTS = ("both", "local", "summary")
@@ -96,7 +97,7 @@ def fixed(
     _check(block, summary, groups, part)
     width = q.shape[-1]
     q, k, visibility = aligned(terms, q, k, visibility)
-    row = arrange.anchor(q, k, v, visibility, period=block)
+    row = anchor(q, k, v, visibility, period=block)
     attend = functools.partial(
         core.attend, scale=default_scale(scale, width), terms=terms, dropout=dropout, precision=precision
     )
@@ -112,7 +113,7 @@ def fixed(
     return row.release(core.union(*parts).out).astype(q.dtype)
 
 
-def _columns(row: arrange.Anchored, block: int, summary: int, groups: int, causal: bool) -> Grid:
+def _columns(row: Anchored, block: int, summary: int, groups: int, causal: bool) -> Grid:
     """All queries, and the summary columns of every block: of each head its own ones."""
     length, size, heads = row.q.shape[1], row.k.shape[1], row.q.shape[2]
     blocks = -(-size // block)

@@ -24,6 +24,11 @@ class WindowRule:
     window_right: int
     dilation: int
 
+    @property
+    def block(self) -> int:
+        """Length of the blocks that it is computed by."""
+        return min(arrange.BLOCK, max(8, self.window + self.window_right))
+
     def __call__(self, q: Entry, k: Entry) -> Array:
         back = q.position - k.position
         near = (back <= (self.window - 1) * self.dilation) & (back >= -self.window_right * self.dilation)
@@ -76,28 +81,19 @@ def sliding_window(
         >>> bool((lra.attention.sliding_window(q, k, v, window=1) == v).all())
         True
     """
-    _check(window, window_right, dilation, causal)
+    check_window(window, window_right, dilation, causal)
     width = q.shape[-1]
     q, k, visibility = aligned(terms, q, k, visibility)
-    reach = window + window_right
-    grid = arrange.band(
-        q,
-        k,
-        v,
-        visibility,
-        before=window - 1,
-        after=window_right,
-        step=dilation,
-        block=min(arrange.BLOCK, max(8, reach)),
-    )
+    rule = WindowRule(window, window_right, dilation)
+    grid = arrange.band(q, k, v, visibility, before=window - 1, after=window_right, step=dilation, block=rule.block)
     part = core.attend(
-        grid, rule=WindowRule(window, window_right, dilation), scale=default_scale(scale, width), terms=terms,
-        dropout=dropout, key=key, precision=precision,
-    )  # fmt: skip
+        grid, rule=rule, scale=default_scale(scale, width), terms=terms, dropout=dropout, key=key, precision=precision
+    )
     return part.out.astype(q.dtype)
 
 
-def _check(window: int, window_right: int, dilation: int, causal: bool) -> None:
+def check_window(window: int, window_right: int, dilation: int, causal: bool) -> None:
+    """Raises for sizes of a window that make no sense."""
     if window < 1:
         raise ValueError(
             f"window counts keys up to and including the query's own and needs to be at least 1, got {window}"
@@ -128,7 +124,7 @@ class SlidingWindow(FunctionPattern):
         self.window_right = site.pick("SlidingWindow.window_right", window_right)
         self.dilation = site.pick("SlidingWindow.dilation", dilation)
         super().__init__(site)
-        _check(self.window, self.window_right, self.dilation, site.causal)
+        check_window(self.window, self.window_right, self.dilation, site.causal)
 
     @property
     def arguments(self) -> Mapping[str, Any]:

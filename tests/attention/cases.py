@@ -110,7 +110,8 @@ def pairwise(name):
     generator = random.Random(zlib.crc32(name.encode()))
     forms = _forms(name)
     names = ["example", *OPTIONS]
-    levels = {"example": tuple(range(len(PATTERNS[name].examples()))), **OPTIONS}
+    causal = tuple(dict.fromkeys(form[1] for form in forms))
+    levels = {"example": tuple(range(len(PATTERNS[name].examples()))), **OPTIONS, "causal": causal}
     missing = {
         ((a, x), (b, y))
         for a, b in itertools.combinations(names, 2)

@@ -24,26 +24,26 @@ def rotate(x, position, frequencies, sign=1.0):
     return np.concatenate([a * cos - b * sin, a * sin + b * cos, rest], axis=-1)
 
 
-def attend(q, k, v, allowed, scale, term, d_out):
+def attend(q, k, v, allowed, scale, term, d_out, q_pos, k_pos):
     """Output and the gradients of sum(out * d_out) by q, k, v and the term's arrays.
 
-    q [B,T,H,D], k [B,S,H,D], v [B,S,H,E], allowed [B,H,T,S]. Entries that nobody may read count as 0.
+    q [B,T,H,D], k [B,S,H,D], v [B,S,H,E], allowed [B,H,T,S], positions [B or 1,T] and [B or 1,S]. Entries that nobody
+    may read count as 0.
     """
-    length, size = q.shape[1], k.shape[1]
     q = np.where(allowed.any((1, 3))[:, :, None, None], q.astype(np.float64), 0)
     read = allowed.any((1, 2))[:, :, None, None]
     k, v = np.where(read, k.astype(np.float64), 0), np.where(read, v.astype(np.float64), 0)
     d_out = d_out.astype(np.float64)
-    q_pos, k_pos = np.arange(size - length, size)[None], np.arange(size)[None]
-    away = np.abs(q_pos[0][:, None] - k_pos[0][None, :])
+    away = np.abs(q_pos[:, :, None] - k_pos[:, None, :])  # [B or 1, T, S]
+    away = np.broadcast_to(away, (len(q), *away.shape[1:]))
     if term.frequencies is not None:
         q, k = rotate(q, q_pos, term.frequencies), rotate(k, k_pos, term.frequencies)
     s = np.einsum("bthd,bshd->bhts", q, k) * scale
     if term.slopes is not None:
-        s = s - term.slopes[:, None, None] * away
+        s = s - term.slopes[:, None, None] * away[:, None]
     if term.scores is not None:
         near = np.minimum(away, term.scores.shape[1] - 1)
-        s = s + term.scores[:, near]
+        s = s + np.moveaxis(term.scores[:, near], 0, 1)
     s = np.where(allowed, s, -np.inf)
     top = np.max(s, axis=-1, keepdims=True)
     top = np.where(np.isfinite(top), top, 0)
@@ -55,17 +55,17 @@ def attend(q, k, v, allowed, scale, term, d_out):
     grads = {}
     if term.values is not None:
         near_v = np.minimum(away, len(term.values) - 1)
-        out = out + np.einsum("bhts,tse->bthe", p, term.values[near_v])
-        dp = dp + np.einsum("bthe,tse->bhts", d_out, term.values[near_v])
+        out = out + np.einsum("bhts,btse->bthe", p, term.values[near_v])
+        dp = dp + np.einsum("bthe,btse->bhts", d_out, term.values[near_v])
         grads["values"] = np.zeros_like(term.values)
-        np.add.at(grads["values"], near_v, np.einsum("bhts,bthe->tse", p, d_out))
+        np.add.at(grads["values"], near_v, np.einsum("bhts,bthe->btse", p, d_out))
     ds = p * (dp - (dp * p).sum(-1, keepdims=True))
     if term.slopes is not None:
-        grads["slopes"] = -np.einsum("bhts,ts->h", ds, away)
+        grads["slopes"] = -np.einsum("bhts,bts->h", ds, away)
     if term.scores is not None:
         grads["scores"] = np.zeros_like(term.scores)
         for h in range(len(term.scores)):
-            np.add.at(grads["scores"][h], near, ds[:, h].sum(0))
+            np.add.at(grads["scores"][h], near, ds[:, h])
     dq, dk = np.einsum("bhts,bshd->bthd", ds, k) * scale, np.einsum("bhts,bthd->bshd", ds, q) * scale
     if term.frequencies is not None:
         dq, dk = rotate(dq, q_pos, term.frequencies, -1.0), rotate(dk, k_pos, term.frequencies, -1.0)

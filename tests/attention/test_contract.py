@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lra.attention import PATTERNS, Visibility, dense
+from lra.attention.precision import accumulator
 from tests.attention import cases, oracle
 
 CAUSAL = [p for p in cases.PATTERN_EXAMPLES if cases.make(*p, causal=True) is not None]
@@ -23,11 +24,17 @@ def run(pattern, q, k, v, visibility=None, terms=(), **options):
 def check(case, rng):
     """Arrangement == rule: output and gradients of q, k, v and the terms, against NumPy in float64."""
     with jax.enable_x64(case.dtype == "float64"):
-        pattern = cases.make(case.pattern, case.example, case.causal)
+        pattern = cases.make(case.pattern, case.example, case.causal, value_dim=case.values)
         a = cases.arrays(case, rng)
-        allowed = np.asarray(dense.visible(pattern, a.q.shape[1], a.k.shape[1], a.visibility))
+        sizes, visibility, wide = (a.q.shape[1], a.k.shape[1]), a.visibility or Visibility(), accumulator(a.q.dtype)
+        allowed = np.asarray(dense.visible(pattern, *sizes, visibility))
         allowed = np.broadcast_to(allowed, (cases.BATCH, *allowed.shape[1:]))
-        want, gradients = oracle.attend(a.q, a.k, a.v, allowed, cases.WIDTH**-0.5, a.term_arrays, a.d_out)
+        places = [np.asarray(side.position) for side in pattern.entries(*sizes, visibility)]
+        summarise = lambda k, v: pattern.summarise(k, v, visibility)  # noqa: E731
+        (k, v), back = jax.vjp(summarise, *(jnp.asarray(x, wide) for x in (a.k, a.v)))
+        k, v = np.asarray(k), np.asarray(v)
+        want, gradients = oracle.attend(a.q, k, v, allowed, cases.WIDTH**-0.5, a.term_arrays, a.d_out, *places)
+        gradients["k"], gradients["v"] = back((jnp.asarray(gradients["k"], wide), jnp.asarray(gradients["v"], wide)))
 
         @jax.jit
         def both(q, k, v, term, visibility, d_out):
@@ -70,7 +77,7 @@ def test_arrangement_equals_rule_sampled(case, rng):
 def plain(name, example, rng, length, extra=0, padding="none", packed=False, causal=None, values=cases.WIDTH):
     causal = (name, example) in CAUSAL if causal is None else causal
     case = cases.Case(name, example, causal, str(length), str(extra), padding, packed, "none", "float32", values)
-    return cases.make(name, example, causal), cases.arrays(case, rng, poison=False)
+    return cases.make(name, example, causal, value_dim=values), cases.arrays(case, rng, poison=False)
 
 
 @each_causal
@@ -111,7 +118,7 @@ def test_rows_that_read_nothing_are_zero_and_pass_no_gradient(name, example, sid
 @each_pattern
 def test_nan_in_entries_that_nobody_may_read(name, example, rng):
     pattern, a = plain(name, example, rng, length=3, extra=60)
-    read = np.asarray(dense.visible(pattern, 3, 63)).any((0, 1, 2))
+    read = dense.reads(pattern, 3, 63).any((0, 1, 2))
     poisoned = [np.where(read[None, :, None, None], x, np.nan).astype(np.float32) for x in (a.k, a.v)]
     out, pull = jax.vjp(lambda k, v: run(pattern, a.q, k, v), a.k, a.v)
     bad, bad_pull = jax.vjp(lambda k, v: run(pattern, a.q, k, v), *poisoned)
