@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,9 @@ import numpy as np
 from lra.attention.core import Terms
 from lra.attention.pattern import Pattern, aligned, default_scale
 from lra.attention.visibility import Array, Entry, Visibility
+
+_ROWS = 64
+"""Queries whose pairs are counted together."""
 
 
 def visible(
@@ -43,6 +48,34 @@ def visible(
     if visibility.q_segment is not None and visibility.k_segment is not None:
         allowed = allowed & (rows(visibility.q_segment) == columns(visibility.k_segment))
     return np.broadcast_to(allowed, (allowed.shape[0], pattern.num_heads, queries, keys))
+
+
+def pairs(pattern: Pattern, queries: int, keys: int | None = None, key: Array | None = None) -> int:
+    """How many pairs of a query and a key the rule allows, over all heads, never holding T x S of them.
+
+    Args:
+        pattern: an instance, for its rule, labels and number of heads.
+        queries: T. keys: S >= T, the last T being the queries' own tokens; None for T.
+        key: random key of patterns whose labels need one.
+    """
+    keys = queries if keys is None else keys
+    q_position, k_position = Visibility().positions(queries, keys)
+    q_labels, k_labels = pattern.labels(queries, keys, Visibility(), key)
+    heads = np.arange(pattern.num_heads, dtype=np.int32)[None, :, None, None]
+
+    k = Entry(k_position[0], heads, {name: jnp.asarray(x)[0] for name, x in k_labels.items()})
+
+    def row(query: tuple[Array, Mapping[str, Array]]) -> Array:
+        allowed = pattern.rule(Entry(query[0], heads, query[1]), k)
+        equal = pattern.num_heads * keys // allowed.size  # heads that read the same are counted once
+        return allowed.sum(dtype=jnp.int32) * equal
+
+    @jax.jit
+    def reads(position: Array, labels: Mapping[str, Array]) -> Array:
+        return jax.lax.map(row, (position, labels), batch_size=_ROWS)
+
+    rows = reads(jnp.asarray(q_position)[0], {name: jnp.asarray(x)[0] for name, x in q_labels.items()})
+    return int(np.asarray(rows, np.int64).sum())
 
 
 def attend(

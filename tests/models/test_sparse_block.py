@@ -17,14 +17,14 @@ LAYERS, WIDTH, HIDDEN, VOCABULARY, GRID = 5, 96, 4 * 96, 101, (67, 61)
 POSITION = functools.partial(GridPositions, shape=GRID)
 
 
-def paper(layers=LAYERS, width=WIDTH, position=POSITION, dropout=0.0):
+def paper(layers=LAYERS, width=WIDTH, position=POSITION, heads=4, vocabulary=VOCABULARY):
     """A decoder with the paper's block, in the words that a configuration binds."""
     return Decoder(
-        num_layers=layers, width=width, num_heads=4, pattern=Full, vocabulary_size=VOCABULARY, position=position,
+        num_layers=layers, width=width, num_heads=heads, pattern=Full, vocabulary_size=vocabulary, position=position,
         attention=functools.partial(Attention, kernel="fan_in_0.125", bias=True),
         feed_forward=functools.partial(FeedForward, activation="quick_gelu", kernel="fan_in_0.125"),
         head=functools.partial(Softmax, tied=False, kernel="zeros"),
-        stack=functools.partial(Stack, norm="pre", remat="full", dropout=dropout),
+        stack=functools.partial(Stack, norm="pre", remat="full"),
         embedding="fan_out_0.125", scale_residual=True, rngs=nnx.Rngs(11),
     )  # fmt: skip
 
@@ -60,6 +60,13 @@ def test_initial_values_have_the_papers_statistics():
         assert abs(x.mean()) < 5 * want[name] / math.sqrt(x.size), name
         # Normal and not cut off, as a truncated or uniform one would be: 0.27 % lie beyond three deviations.
         assert np.mean(np.abs(x) > 3 * want[name]) == pytest.approx(0.0027, abs=5 * math.sqrt(0.0027 / x.size)), name
+
+
+def test_the_papers_number_of_parameters():
+    """95M: enwik8, 30 layers of width 512 with 8 heads, positions in rows of 128 (its table 1)."""
+    position = functools.partial(GridPositions, shape=(96, 128))
+    model = nnx.eval_shape(lambda: paper(layers=30, width=512, position=position, heads=8, vocabulary=256))
+    assert sum(parameters.count(nnx.state(model, nnx.Param)).values()) == 94_949_376
 
 
 def test_layers_start_from_different_values():
