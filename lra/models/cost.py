@@ -67,7 +67,7 @@ class Cost:
         by_rule: forward operations a token by part, counting the pairs that the rules allow.
         as_run: the same, counting what the program does.
         training: operations a token of forward and backward pass, as run.
-        held: bytes of model, gradients, optimizer, memory and, for `batch` rows, activations, as run.
+        held: bytes of model, gradients, optimizer moments and, for `batch` rows, carried memory and activations.
     """
 
     length: int
@@ -198,7 +198,9 @@ def cost(model: Decoder, *, length: int, batch: int, optimizer: Any = ()) -> Cos
             "model": parameters + buffers,
             "gradients": parameters,
             "optimizer moments": _bytes(optimizer),
-            "memory": _bytes(jax.eval_shape(lambda *s: program.model(*s).initial_memory(batch, True), *program.state)),
+            "carried memory": _bytes(
+                jax.eval_shape(lambda *s: program.model(*s).initial_memory(batch, True), *program.state)
+            ),
             "activations": kept(lambda s, inputs: program.run()(*s, inputs), program.state, program.inputs(batch)),
         },
     )
@@ -209,7 +211,7 @@ class _Program:
 
     def __init__(self, model: Decoder, length: int) -> None:
         self.graph, *state = nnx.split(model, nnx.Param, Buffer)
-        self.state, self.length, self.num_layers = tuple(state), length, model.stack.num_layers
+        self.state, self.length = tuple(state), length
 
     def model(self, *state: Any) -> Decoder:
         """The model with these values; its layers go by scan, which traces equal ones once."""
@@ -239,7 +241,7 @@ class _Program:
 
 
 def _layer(program: _Program, r: int, total: int) -> LayerCost:
-    """The layers of stack r, of which one after the other is the first."""
+    """The cost of a layer of stack r; `total` are the operations of the whole model."""
 
     def first(state: Any) -> tuple[Layer, Any]:
         model = program.model(*state)
@@ -249,32 +251,31 @@ def _layer(program: _Program, r: int, total: int) -> LayerCost:
         return nnx.merge(graph, take(values)), None if memory is None else take(memory[r])
 
     def run(state: Any, inputs: tuple[Array, Array]) -> Array:
-        layer, memory = first(state)
+        (layer, memory), (x, key) = first(state), inputs
         terms = tuple(term() for term in program.model(*state).terms)
-        x, _ = layer(inputs[0], memory, None, terms, inputs[1], True)
-        return x
+        return layer(x, memory, None, terms, key, True)[0]
 
-    def past(state: Any) -> Any:
+    def remembered(state: Any) -> Array:
         layer, memory = first(state)
         return jnp.zeros((1, 0)) if layer.memory is None else layer.memory.read(memory)[1]
 
     model = program.model(*program.state)
-    pattern, attention = model.stack.layers[r].attention.pattern, model.stack.layers[r].attention
-    length, slots = program.length, jax.eval_shape(past, program.state).shape[1]
-    numbers = tuple(range(r, program.num_layers, len(model.stack.layers)))
+    attention, length = model.stack.layers[r].attention, program.length
+    pattern, slots = attention.pattern, jax.eval_shape(remembered, program.state).shape[1]
+    scores, of_twice = (dense.pairs(pattern, n, n + slots, jax.random.key(0)) for n in (length, 2 * length))
+    layers = tuple(range(r, model.stack.num_layers, len(model.stack.layers)))
     if model.stack.remat != "none":
         run = jax.checkpoint(run, policy=REMAT[model.stack.remat])
     x = jax.ShapeDtypeStruct((1, length, model.width), jnp.float32)
-    scores, twice = (dense.pairs(pattern, n, n + slots, jax.random.key(0)) for n in (length, 2 * length))
     return LayerCost(
-        layers=numbers,
+        layers=layers,
         pattern=type(pattern).__name__,
         causal=pattern.causal,
         keys=(length + slots) * attention.num_heads * attention.head_dim,
         scores=scores,
         square=attention.num_heads * length * (length + slots),
-        growth=math.log2(twice / scores) if scores else 0.0,
-        flops=(total - program.flops(lambda model: _no_pattern(model, r))) // len(numbers),
+        growth=math.log2(of_twice / scores) if scores else 0.0,
+        flops=(total - program.flops(lambda model: _no_pattern(model, r))) // len(layers),
         activations=kept(run, program.state, (x, program.inputs(1)[1])),
     )
 
