@@ -11,6 +11,7 @@ from flax import nnx
 
 from lra.attention import Attention, Full
 from lra.models import Decoder, FeedForward, GridPositions, Softmax, Stack, parameters
+from lra.models.cost import cost
 from tests.attention import oracle
 
 LAYERS, WIDTH, HIDDEN, VOCABULARY, GRID = 5, 96, 4 * 96, 101, (67, 61)
@@ -93,6 +94,25 @@ def test_a_new_model_gives_every_token_the_same_probability(rng):
     x = rng.integers(0, VOCABULARY, (2, 13))
     nats = nnx.jit(lambda model: model.score(x, x[:, ::-1]).nats)(paper(layers=2, width=12))
     np.testing.assert_allclose(nats, math.log(VOCABULARY), rtol=1e-6)
+
+
+def test_recomputation_saves_memory_once_compiled():
+    """And by about what `lra cost` says is kept."""
+
+    def bytes_of(remat):
+        model = Decoder(
+            num_layers=6, width=32, num_heads=2, pattern=Full, vocabulary_size=11, rngs=nnx.Rngs(0),
+            stack=functools.partial(Stack, remat=remat, scan=True),
+        )  # fmt: skip
+        graph, state = nnx.split(model)
+        x = jnp.zeros((1, 512), jnp.int32)
+        loss = jax.grad(lambda state: nnx.merge(graph, state).score(x, x, train=True).nats.sum())
+        kept = cost(model, length=512, batch=1).held["activations"]
+        return jax.jit(loss).lower(state).compile().memory_analysis().temp_size_in_bytes, kept
+
+    (plain, plain_kept), (saved, saved_kept) = bytes_of("none"), bytes_of("full")
+    assert saved < plain / 2
+    assert plain - saved == pytest.approx(plain_kept - saved_kept, rel=0.25)
 
 
 def test_quick_gelu_equals_numpy(rng):
