@@ -11,6 +11,8 @@ from typing import NoReturn
 from lra import __version__
 from lra.errors import UserError
 
+ANY_CONFIG = "a shipped name, a .gin file or a run folder"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
@@ -50,10 +52,9 @@ def _parser() -> _Parser:
     parser = _Parser(prog="lra", description="Long-range attention: train, evaluate and compare.")
     parser.add_argument("--version", action="version", version=f"lra {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    any_config = "a shipped name, a .gin file or a run folder"
 
     train = _command(commands, "train", "train a configuration, or resume its run")
-    train.add_argument("config", nargs="?", default="quickstart", metavar="CONFIG", help=f"{any_config} (quickstart)")
+    train.add_argument("config", nargs="?", default="quickstart", metavar="CONFIG", help=f"{ANY_CONFIG} (quickstart)")
     train.add_argument("--workdir", help="folder of the run (runs/CONFIG)")
     train.add_argument("--steps", type=int, help="stop after this step; schedule and configuration stay as they are")
     train.add_argument("--seed", type=int, help="of initial values, data order and dropout")
@@ -74,19 +75,17 @@ def _parser() -> _Parser:
     generate.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens of this probability")
     generate.add_argument("--seed", type=int, default=0, help="the same seed gives the same text (0)")
 
-    for name, about in (("config", "print every parameter with its effective value"), ("params", "count parameters")):
-        command = _command(commands, name, about)
-        command.add_argument(
-            "config", nargs="?", default="quickstart", metavar="CONFIG", help=f"{any_config} (quickstart)"
-        )
-        _attention_option(command)
+    _config_command(commands, "config", "print every parameter with its effective value")
+    _config_command(commands, "params", "count parameters")
+    cost = _config_command(commands, "cost", "count operations a token and bytes, by part")
+    cost.add_argument("--length", type=int, metavar="N", help="tokens of a row (those of a training segment)")
 
     attention = commands.add_parser("attention", help="list or draw the attention patterns").add_subparsers(
         required=True, metavar="COMMAND"
     )
     _command(attention, "list", "the patterns with what they promise", full_name="attention list", overrides=False)
     show = _command(attention, "show", "draw who reads whom", full_name="attention show")
-    show.add_argument("name", metavar="NAME_OR_CONFIG", help=f"a pattern, or {any_config}")
+    show.add_argument("name", metavar="NAME_OR_CONFIG", help=f"a pattern, or {ANY_CONFIG}")
     show.add_argument("--length", type=int, default=16, metavar="N", help="tokens to draw (16)")
     show.add_argument("--layer", type=int, metavar="I", help="layer of a configuration (0)")
     show.add_argument("--example", type=int, metavar="I", help="which of a pattern's own examples (0)")
@@ -113,6 +112,14 @@ def _command(
             metavar="'NAME.PARAMETER = VALUE'",
             help="override a binding; repeatable",
         )
+    return parser
+
+
+def _config_command(commands: argparse._SubParsersAction[_Parser], name: str, about: str) -> _Parser:
+    """A command that describes a configuration."""
+    parser = _command(commands, name, about)
+    parser.add_argument("config", nargs="?", default="quickstart", metavar="CONFIG", help=f"{ANY_CONFIG} (quickstart)")
+    _attention_option(parser)
     return parser
 
 

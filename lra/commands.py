@@ -24,6 +24,7 @@ from lra.errors import UserError
 from lra.evaluation import evaluate
 from lra.evaluation.reference import compressed
 from lra.models import parameters
+from lra.models.cost import cost
 from lra.models.generation import generate
 from lra.training import Experiment, load_model, train
 
@@ -135,6 +136,19 @@ def params_command(options: argparse.Namespace) -> None:
     for name, number in counts.items():
         table.add_row(name, f"{number:,}")
     Console().print(table)
+
+
+def cost_command(options: argparse.Namespace) -> None:
+    """`lra cost`: operations and bytes."""
+    experiment, _ = _build(options)
+    state = experiment.abstract_state
+    length = experiment.data.segment if options.length is None else options.length
+    counted = cost(experiment.model(state), length=length, batch=experiment.data.batch_size, optimizer=state.optimizer)
+    if options.json:
+        _print_json(counted.as_dict())
+        return
+    for table in counted.tables(options.config):
+        Console().print(table)
 
 
 def list_command(options: argparse.Namespace) -> None:
@@ -276,6 +290,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "generate": generate_command,
     "config": config_command,
     "params": params_command,
+    "cost": cost_command,
     "attention list": list_command,
     "attention show": show_command,
 }

@@ -85,8 +85,8 @@ def _classes() -> tuple[dict[str, type], dict[str, str]]:
     classes: list[type] = [
         *attention.PATTERNS.values(), attention.Attention, attention.ALiBi, attention.Recurrence, attention.Rotary,
         data.Streams, data.Windows, evaluation.Block, evaluation.Carried,
-        models.Decoder, models.FeedForward, models.LearnedPositions, models.SinusoidalPositions, models.Softmax,
-        models.Stack,
+        models.Decoder, models.FeedForward, models.GridPositions, models.LearnedPositions,
+        models.SinusoidalPositions, models.Softmax, models.Stack,
         training.Adafactor, training.Adam, training.AdamW, training.Constant, training.Cosine, training.Experiment,
         training.Linear, training.Optimizer, training.Rsqrt, training.Training,
     ]  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,9 @@ import numpy as np
 from lra.attention.core import Terms
 from lra.attention.pattern import Pattern, aligned, default_scale
 from lra.attention.visibility import Array, Entry, Visibility
+
+_ROWS = 64
+"""Queries whose pairs are counted together."""
 
 
 def visible(
@@ -56,6 +61,38 @@ def reads(
         grids.append(np.matmul(visible(part, queries, keys, visibility, key).astype(np.float32), held) > 0)
     batch = max(len(grid) for grid in grids)
     return np.concatenate([np.broadcast_to(grid, (batch, *grid.shape[1:])) for grid in grids], axis=1)
+
+
+def pairs(pattern: Pattern, queries: int, keys: int | None = None, key: Array | None = None) -> int:
+    """How many pairs of a query and a key the rule allows, over all heads, never holding T x S of them.
+
+    Args:
+        pattern: an instance, for its rule, labels and number of heads.
+        queries: T. keys: S >= T, the last T being the queries' own tokens; None for T.
+        key: random key of patterns whose labels need one.
+    """
+    keys = queries if keys is None else keys
+    return sum(_pairs(part, queries, keys, key) for part in pattern.parts)
+
+
+def _pairs(pattern: Pattern, queries: int, keys: int, key: Array | None) -> int:
+    asking, known = pattern.entries(queries, keys, Visibility(), key)
+    heads = np.arange(pattern.num_heads, dtype=np.int32)[None, :, None, None]
+    k = Entry(jnp.asarray(known.position)[0], heads, {name: jnp.asarray(x)[0] for name, x in known.labels.items()})
+    valid = True if known.valid is None else jnp.asarray(known.valid)[0]
+
+    def row(query: tuple[Array, Mapping[str, Array]]) -> Array:
+        allowed = pattern.rule(Entry(query[0], heads, query[1]), k) & valid
+        equal = pattern.num_heads * k.position.size // allowed.size  # heads that read the same are counted once
+        return allowed.sum(dtype=jnp.int32) * equal
+
+    @jax.jit
+    def reads(position: Array, labels: Mapping[str, Array]) -> Array:
+        return jax.lax.map(row, (position, labels), batch_size=_ROWS)
+
+    labels = {name: jnp.asarray(x)[0] for name, x in asking.labels.items()}
+    rows = reads(jnp.asarray(asking.position)[0], labels)
+    return int(np.asarray(rows, np.int64).sum())
 
 
 def attend(

@@ -26,6 +26,7 @@ class Attention(nnx.Module):
         site: where this layer stands, from the model.
         memory: whether a memory stands before the keys.
         distances: whether a term by distance is used.
+        output_scale: factor of the initial values of the output projection, from the model.
         rngs: random streams.
 
     Raises:
@@ -42,6 +43,7 @@ class Attention(nnx.Module):
         site: Site,
         memory: bool = False,
         distances: bool = False,
+        output_scale: float = 1.0,
         rngs: nnx.Rngs,
     ) -> None:
         if not 0 <= dropout < 1:
@@ -54,11 +56,11 @@ class Attention(nnx.Module):
         self.num_heads, self.head_dim = site.num_heads, site.head_dim
         inner = site.num_heads * site.head_dim
 
-        def linear(inputs: int, outputs: int) -> nnx.Linear:
-            return nnx.Linear(inputs, outputs, use_bias=bias, kernel_init=initialiser(kernel), rngs=rngs)
+        def linear(inputs: int, outputs: int, scale: float = 1.0) -> nnx.Linear:
+            return nnx.Linear(inputs, outputs, use_bias=bias, kernel_init=initialiser(kernel, scale), rngs=rngs)
 
         self.query, self.key, self.value = (linear(site.width, inner) for _ in range(3))
-        self.output = linear(inner, site.width)
+        self.output = linear(inner, site.width, output_scale)
         self.pattern.adopt(*(self._values(linear) for linear in (self.query, self.key, self.value)))
 
     def __call__(

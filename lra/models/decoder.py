@@ -58,6 +58,8 @@ class Decoder(nnx.Module):
         memory: class of the memory between segments, or None.
         position: class of the absolute position embedding, or None.
         embedding: name of the initialiser of the token embedding.
+        scale_residual: whether the weights that write to the residual stream (attention output, second feed-forward
+            projection) start scaled by 1/sqrt(2 L) (Child et al. 2019, arXiv:1904.10509, section 5.2).
         dropout: share of embedding features dropped in training.
         vocabulary_size: V, from the corpus. rngs: random streams.
 
@@ -81,6 +83,7 @@ class Decoder(nnx.Module):
         memory: Callable[..., Memory] | None = None,
         position: Callable[..., PositionEmbedding] | None = None,
         embedding: str = "normal_0.02",
+        scale_residual: bool = False,
         dropout: float = 0.0,
         vocabulary_size: int,
         rngs: nnx.Rngs,
@@ -112,6 +115,7 @@ class Decoder(nnx.Module):
         self.position = None if position is None else position(width=width, rngs=rngs)
         self.terms = nnx.List([term(num_heads=num_heads, head_dim=head_dim, rngs=rngs) for term in terms])
         distances = any(term.distances for term in self.terms)
+        output_scale = (2 * num_layers) ** -0.5 if scale_residual else 1.0
 
         def layer(i: int, *, norm: Any, dropout: float, rngs: nnx.Rngs) -> Layer:
             site = Site(i, num_layers, num_heads, head_dim, width, causal=True)
@@ -123,9 +127,10 @@ class Decoder(nnx.Module):
                     site=site,
                     memory=memory is not None,
                     distances=distances,
+                    output_scale=output_scale,
                     rngs=rngs,
                 ),
-                feed_forward=feed_forward(width=width, rngs=rngs),
+                feed_forward=feed_forward(width=width, output_scale=output_scale, rngs=rngs),
                 memory=None if memory is None else memory(width=width, rngs=rngs),
                 width=width,
                 rngs=rngs,
@@ -192,9 +197,8 @@ class Decoder(nnx.Module):
         if self.position is not None:
             limit = self.position.max_length
             if limit is not None and tokens.shape[1] > limit:
-                raise ValueError(
-                    f"the model has {limit} positions, got {tokens.shape[1]} tokens: raise LearnedPositions.max_length"
-                )
+                bound = f"{type(self.position).__name__}.{self.position.bound}"
+                raise ValueError(f"the model has {limit} positions, got {tokens.shape[1]} tokens: raise {bound}")
             x = x + self.position(jnp.arange(tokens.shape[1])[None])
         x = dropout(x, self.dropout if train else 0.0, None if key is None else jax.random.fold_in(key, _EMBEDDING))
         terms: Terms = tuple(term() for term in self.terms)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import math
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +19,9 @@ class PositionEmbedding(nnx.Module):
 
     max_length: int | None = None
     """Positions 0..max_length-1 exist; None for no bound."""
+
+    bound: ClassVar[str] = "max_length"
+    """The argument that says how many."""
 
     @abc.abstractmethod
     def __call__(self, position: Array) -> Array:
@@ -39,6 +44,32 @@ class LearnedPositions(PositionEmbedding):
 
     def __call__(self, position: Array) -> Array:
         return self.embedding(position)
+
+
+class GridPositions(PositionEmbedding):
+    """Points of a grid with a learned vector a coordinate, summed (Child et al. 2019, arXiv:1904.10509, section 5.3).
+
+    Rows and columns for text and sound, in a grid as wide as the stride; rows, columns and channels for images.
+
+    Args:
+        shape: points along each axis, such as (96, 128); the last axis runs fastest. Their product is the number of
+            positions.
+        table: name of the initialiser of the n tables [points, C], which are scaled by 1/sqrt(n), so that the sum has
+            its variance; the default gives the paper's N(0, 0.125/sqrt(C n)).
+    """
+
+    bound = "shape"
+
+    def __init__(self, *, shape: tuple[int, ...], table: str = "fan_out_0.125", width: int, rngs: nnx.Rngs) -> None:
+        if not shape or min(shape) < 1:
+            raise ValueError(f"GridPositions.shape needs one axis or more, of at least 1 point each, got {shape}")
+        self.shape, self.max_length = shape, math.prod(shape)
+        init = initialiser(table, len(shape) ** -0.5)
+        self.tables = nnx.List([nnx.Embed(size, width, embedding_init=init, rngs=rngs) for size in shape])
+
+    def __call__(self, position: Array) -> Array:
+        point = jnp.unravel_index(position, self.shape)
+        return sum(table(index) for table, index in zip(self.tables, point, strict=True))
 
 
 class SinusoidalPositions(PositionEmbedding):

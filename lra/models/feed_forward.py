@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -11,17 +12,27 @@ from lra.attention.initialisers import initialiser
 from lra.attention.layer import dropout
 from lra.attention.visibility import Array
 
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "gelu": jax.nn.gelu,
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
+}
+"""Those of one argument, by name."""
+
 
 class FeedForward(nnx.Module):
     """Two projections around an activation (Vaswani et al. 2017, arXiv:1706.03762, equation 2).
 
     Args:
         hidden: width between the projections; None for 4 C.
-        activation: "relu", "gelu" (tanh form), or "geglu", gelu(x A) * (x B) (Shazeer 2020, arXiv:2002.05202).
+        activation: "relu", "gelu" (tanh form), "quick_gelu", x * sigmoid(1.702 x) (Hendrycks and Gimpel 2016,
+            arXiv:1606.08415, section 2; used by Child et al. 2019), or "geglu", gelu(x A) * (x B) (Shazeer 2020,
+            arXiv:2002.05202).
         dropout: share of hidden units dropped in training.
         bias: whether the projections have biases.
         kernel: name of the initialiser.
         width: C, from the model.
+        output_scale: factor of the initial values of the second projection, from the model.
         rngs: random streams.
     """
 
@@ -29,15 +40,17 @@ class FeedForward(nnx.Module):
         self,
         *,
         hidden: int | None = None,
-        activation: Literal["relu", "gelu", "geglu"] = "gelu",
+        activation: Literal["relu", "gelu", "quick_gelu", "geglu"] = "gelu",
         dropout: float = 0.0,
         bias: bool = True,
         kernel: str = "lecun_normal",
         width: int,
+        output_scale: float = 1.0,
         rngs: nnx.Rngs,
     ) -> None:
-        if activation not in ("relu", "gelu", "geglu"):
-            raise ValueError(f"FeedForward.activation needs to be 'relu', 'gelu' or 'geglu', got {activation!r}")
+        if activation != "geglu" and activation not in _ACTIVATIONS:
+            known = ", ".join(map(repr, [*_ACTIVATIONS, "geglu"]))
+            raise ValueError(f"FeedForward.activation needs to be one of {known}, got {activation!r}")
         hidden = 4 * width if hidden is None else hidden
         if hidden < 1:
             raise ValueError(f"FeedForward.hidden needs to be at least 1, got {hidden}")
@@ -46,7 +59,8 @@ class FeedForward(nnx.Module):
         self.activation, self.dropout, self.hidden = activation, dropout, hidden
         inner = 2 * hidden if activation == "geglu" else hidden
         self.inner = nnx.Linear(width, inner, use_bias=bias, kernel_init=initialiser(kernel), rngs=rngs)
-        self.outer = nnx.Linear(hidden, width, use_bias=bias, kernel_init=initialiser(kernel), rngs=rngs)
+        outer_init = initialiser(kernel, output_scale)
+        self.outer = nnx.Linear(hidden, width, use_bias=bias, kernel_init=outer_init, rngs=rngs)
 
     def __call__(self, x: Array, *, key: Array | None = None, train: bool = False) -> Array:
         """[B, T, C] to [B, T, C]; `key` is needed for dropout in training."""
@@ -55,5 +69,5 @@ class FeedForward(nnx.Module):
             gate, x = x[..., : self.hidden], x[..., self.hidden :]
             x = jax.nn.gelu(gate) * x
         else:
-            x = jax.nn.relu(x) if self.activation == "relu" else jax.nn.gelu(x)
+            x = _ACTIVATIONS[self.activation](x)
         return self.outer(dropout(x, self.dropout if train else 0.0, key))

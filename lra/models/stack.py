@@ -101,7 +101,8 @@ class Stack(nnx.Module):
         norm: "pre" (Child et al. 2019, arXiv:1904.10509) or "post" (Vaswani et al. 2017, arXiv:1706.03762).
         dropout: share of what is added to the residual stream dropped in training.
         scan: apply by `jax.lax.scan`, for compile time, instead of a loop.
-        remat: what a layer saves for the backward pass: a name of `REMAT`.
+        remat: what a layer saves for the backward pass: a name of `REMAT`. On CPUs it needs `scan`: XLA (jax 0.10.2)
+            merges what is recomputed outside a loop with the first computation.
         num_layers: L. width: C. layer: `layer(i, norm, dropout, rngs)` makes layer i. rngs: random streams.
     """
 

@@ -55,7 +55,7 @@ def test_arguments_that_cannot_be_parsed(refused, command, words):
 # configurations
 
 
-@pytest.mark.parametrize("command", ["train", "config", "params"])
+@pytest.mark.parametrize("command", ["train", "config", "params", "cost"])
 def test_an_unknown_configuration(refused, command):
     refused([command, "quikstart"], "no configuration", "'quikstart'", "did you mean quickstart?")
     refused([command, "zzz"], "'zzz'", "there are", "quickstart, text_file")
