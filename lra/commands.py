@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import functools
 import json
 import os
+import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +18,10 @@ import jax
 import numpy as np
 from flax import nnx
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
-from lra import config
+from lra import bench, config, notation
 from lra.attention import EXAMPLE_HEADS, PATTERNS, Pattern, Promise, Site, draw
 from lra.errors import UserError
 from lra.evaluation import evaluate
@@ -174,22 +177,59 @@ def show_command(options: argparse.Namespace) -> None:
         print(f"drawing written to {options.png}", file=sys.stderr)
 
 
+def bench_command(options: argparse.Namespace) -> None:
+    """`lra bench`: time and temporary memory of patterns against a baseline."""
+    for name, least in (("length", 1), ("heads", 1), ("head_dim", 1), ("batch", 1), ("repeat", 2)):
+        for value in np.atleast_1d(getattr(options, name)).tolist():
+            if value < least:
+                raise UserError(f"--{name.replace('_', '-')} is {value}, but needs to be at least {least}: raise it")
+    setting = bench.Setting(options.heads, options.head_dim, options.batch, not options.bidirectional, options.repeat)
+    baseline = bench.candidate(options.against, setting)
+    baseline.build(setting)
+    candidates, skipped = [], []
+    for text in options.patterns or PATTERNS:
+        candidate = bench.candidate(text, setting)
+        try:
+            candidate.build(setting)
+        except UserError as error:
+            if options.patterns:
+                raise
+            skipped.append(str(error))  # not every pattern has a form for every setting
+        else:
+            candidates.append(candidate)
+    console = Console(stderr=True)
+    lengths = track(options.length, "measuring", console=console, transient=True, disable=not console.is_terminal)
+    rows = [row for length in lengths for row in bench.compare(candidates, baseline, length, setting)]
+    about = dataclasses.asdict(setting) | {
+        "dtype": "float32", "against": baseline.name, "jax": jax.__version__,
+        "device": jax.devices()[0].device_kind, "machine": platform.machine(),
+    }  # fmt: skip
+    if options.json:
+        _print_json(about | {"skipped": skipped, "rows": rows})
+        return
+    shown = ", ".join(f"{name} {value}" for name, value in about.items())
+    Console().print(bench.table(rows, f"median ± interquartile range; {shown}"))
+    for reason in skipped:
+        print(f"skipped {reason}", file=sys.stderr)
+
+
 def _pattern_of(options: argparse.Namespace) -> tuple[Pattern, str]:
     """The pattern to draw: an example of a registered one, or a layer of a configuration or run."""
     _refuse_what_does_not_apply(options)
     layer, example = options.layer or 0, options.example or 0
     if options.name in PATTERNS:
-        cls, examples = PATTERNS[options.name], PATTERNS[options.name].examples()
+        cls: Callable[..., Pattern] = PATTERNS[options.name]
+        examples = PATTERNS[options.name].examples()
         if not 0 <= example < len(examples):
             raise UserError(f"{options.name} has examples 0 to {len(examples) - 1}, got --example {example}")
-        arguments = examples[example]
+        make = functools.partial(cls, **examples[example])
         site = Site(num_heads=EXAMPLE_HEADS, causal=not options.bidirectional)
-        shown = ", ".join(f"{key}={_short(value)}" for key, value in arguments.items())
+        shown = notation.write(make, PATTERNS)
         try:
-            pattern = cls(**arguments, site=site, rngs=nnx.Rngs(0))
+            pattern = make(site=site, rngs=nnx.Rngs(0))
         except ValueError as error:
-            raise UserError(f"{options.name}({shown}): {error}") from error
-        return pattern, f"{options.name}({shown}), {'bidirectional' if options.bidirectional else 'causal'}"
+            raise UserError(f"{shown}: {error}") from error
+        return pattern, f"{shown}, {'bidirectional' if options.bidirectional else 'causal'}"
     if not Path(options.name).exists() and options.name not in config.names():
         known = [*PATTERNS, *config.names()]
         near = difflib.get_close_matches(options.name, known, n=3)
@@ -258,14 +298,6 @@ def _promise(cls: type[Any], causal: bool) -> Promise | None:
         return None
 
 
-def _short(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_short, value))})"
-    if hasattr(value, "func"):
-        return f"{value.func.__name__}({', '.join(f'{k}={v}' for k, v in value.keywords.items())})"
-    return getattr(value, "__name__", str(value))
-
-
 def _print_json(value: Any) -> None:
     print(json.dumps(value, allow_nan=False))
 
@@ -278,4 +310,5 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "params": params_command,
     "attention list": list_command,
     "attention show": show_command,
+    "bench": bench_command,
 }

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lra import config
-from lra.attention import PATTERNS
+from lra.attention import PATTERNS, Promise
 from lra.evaluation.reference import compressed
 from lra.training.checkpoints import Checkpoints
 
@@ -264,7 +264,7 @@ def test_a_drawing_of_a_layer(lra):
 
 def test_a_drawing_in_the_terminal(lra):
     title, empty, heads, *rows = lra("attention", "show", "full", "--length", "2").out.splitlines()
-    assert (title, empty, heads) == ("full(), causal", "", "all heads: 3 of 4 pairs")
+    assert (title, empty, heads) == ("full, causal", "", "all heads: 3 of 4 pairs")
     assert rows == ["██·", "████"]
 
 
@@ -274,6 +274,43 @@ def test_a_drawing_as_png(lra):
     assert Path("heads.png").read_bytes().startswith(b"\x89PNG")
     assert len(json.loads(result.out)["visible"]) == 3
     assert "heads.png" in result.err
+
+
+# bench
+
+SMALL_BENCH = ("--heads", "2", "--head-dim", "3", "--batch", "2", "--repeat", "2")
+
+
+def test_a_benchmark_has_a_row_for_each_pattern_length_and_pass(lra):
+    texts = ["sliding_window(window=3)", "full"]
+    result = lra("bench", *texts, "--length", "5", "7", "--against", "jax", *SMALL_BENCH, "--json")
+    assert (result.status, result.err) == (0, "")
+    report = json.loads(result.out)
+    rows = [(row["pattern"], row["length"], row["pass"]) for row in report["rows"]]
+    passes = ("forward", "forward + backward")
+    assert rows == [(name, length, kind) for length in (5, 7) for name in ("jax", *texts) for kind in passes]
+    assert {name: report[name] for name in ("num_heads", "head_dim", "batch", "repeat", "causal", "against")} == {
+        "num_heads": 2, "head_dim": 3, "batch": 2, "repeat": 2, "causal": True, "against": "jax",
+    }  # fmt: skip
+    assert all(row["milliseconds"] > 0 and row["compile_seconds"] > 0 for row in report["rows"])
+    table = lra("bench", *texts, "--length", "5", *SMALL_BENCH).out
+    assert all(word in table for word in (*texts, "+ backward", "against full"))
+
+
+def test_every_pattern_is_measured_but_those_without_the_form(lra, monkeypatch):
+    class OneWay(PATTERNS["full"]):
+        promise = Promise(causal="strict")
+
+    monkeypatch.setitem(PATTERNS, "one_way", OneWay)
+    report = json.loads(lra("bench", "--length", "5", *SMALL_BENCH, "--bidirectional", "--json").out)
+    measured = {row["pattern"].partition("(")[0] for row in report["rows"]}
+    assert measured == PATTERNS.keys() - {"one_way"}
+    (skipped,) = report["skipped"]
+    assert skipped.startswith("one_way: OneWay has no bidirectional form")
+    assert "skipped one_way: " in lra("bench", "--length", "5", *SMALL_BENCH, "--bidirectional").err
+    named = lra("bench", "one_way", "--length", "5", *SMALL_BENCH, "--bidirectional")
+    assert (named.status, named.out) == (2, "")
+    assert named.err.startswith("lra: one_way: OneWay has no bidirectional form")
 
 
 # shipped configurations

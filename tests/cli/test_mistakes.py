@@ -290,6 +290,27 @@ def test_a_png_without_matplotlib(lra, monkeypatch, workplace):
     assert not (workplace / "full.png").exists()
 
 
+# benchmarks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fulll"], ["no pattern 'fulll'", "did you mean full?"]),
+        (["full", "--against", "jaxx"], ["no pattern 'jaxx'", "did you mean jax?"]),
+        (["sliding_window(7)"], ["'sliding_window(7)' cannot be read", "NAME(ARGUMENT=VALUE, ...)"]),
+        (["sliding_window(window=0)"], ["sliding_window(window=0): window", "at least 1, got 0"]),
+        (["heads(groups=((3, full),))"], ["add up to 8 heads, got [3]"]),
+        (["full", "--length", "64", "0"], ["--length is 0", "at least 1"]),
+        (["full", "--head-dim", "-1"], ["--head-dim is -1", "at least 1"]),
+        (["full", "--repeat", "1"], ["--repeat is 1", "at least 2"]),
+        (["full", "--length", "long"], ["--length", "'long'", "lra bench --help"]),
+    ],
+)
+def test_a_benchmark_that_cannot_be(refused, arguments, words):
+    refused(["bench", *arguments], *words)
+
+
 # what is no mistake of the user's
 
 
