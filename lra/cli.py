@@ -57,6 +57,8 @@ def _parser() -> _Parser:
     train.add_argument("--workdir", help="folder of the run (runs/CONFIG)")
     train.add_argument("--steps", type=int, help="stop after this step; schedule and configuration stay as they are")
     train.add_argument("--seed", type=int, help="of initial values, data order and dropout")
+    train.add_argument("--profile", metavar="A:B", help="write a trace of steps A to B for ui.perfetto.dev")
+    train.add_argument("--compile-cache", metavar="DIR", help="keep compiled programs there for later calls")
     _attention_option(train)
 
     evaluate = _command(commands, "eval", "score a run on held-out text")

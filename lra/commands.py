@@ -39,6 +39,9 @@ LONGEST_DRAWING = 2048
 
 def train_command(options: argparse.Namespace) -> None:
     """`lra train`: trains or resumes."""
+    profile = None if options.profile is None else _steps(options.profile)
+    if options.compile_cache is not None:
+        jax.config.update("jax_compilation_cache_dir", str(Path(options.compile_cache).absolute()))
     experiment, loaded = _build(options)
     workdir = Path(options.workdir) if options.workdir else _workdir(options.config)
     console = Console(stderr=True)
@@ -46,7 +49,7 @@ def train_command(options: argparse.Namespace) -> None:
         console.print(loaded.swapped, markup=False, highlight=False, soft_wrap=True)
     outcome = train(
         experiment, workdir, config_text=config.resolved_text(), difference=config.difference, steps=options.steps,
-        console=console,
+        profile=profile, console=console,
     )  # fmt: skip
     if options.json:
         _print_json(
@@ -58,6 +61,13 @@ def train_command(options: argparse.Namespace) -> None:
         )  # fmt: skip
     else:
         print(f"{workdir} is at step {outcome.step} ({outcome.steps_done} steps in {outcome.seconds:.0f} s)")
+
+
+def _steps(text: str) -> tuple[int, int]:
+    first, _, last = text.partition(":")
+    if not (first.isdecimal() and last.isdecimal()):
+        raise UserError(f"--profile is {text!r}, but needs the first and the last step to trace: write --profile 10:12")
+    return int(first), int(last)
 
 
 def eval_command(options: argparse.Namespace) -> None:

@@ -181,6 +181,25 @@ def test_steps_that_the_run_does_not_have(trained, refused, steps):
     refused(["train", "tiny.gin", "--steps", steps], f"step {steps}", "steps 1 to 4")
 
 
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ("2", ["--profile is '2'", "write --profile 10:12"]),
+        ("a:b", ["--profile is 'a:b'", "first and the last step"]),
+        ("-1:2", ["--profile is '-1:2'"]),
+        ("3:2", ["steps 3 to 2", "steps 1 to 4 are to be done"]),
+        ("0:2", ["steps 0 to 2", "steps 1 to 4 are to be done"]),
+        ("4:5", ["steps 4 to 5", "steps 1 to 4 are to be done"]),
+    ],
+)
+def test_a_profile_of_steps_that_are_not_done(refused, steps, words):
+    refused(["train", "tiny.gin", f"--profile={steps}"], *words)
+
+
+def test_a_profile_of_steps_that_were_done(half_way, refused):
+    refused(["train", "tiny.gin", "--profile", "2:3"], "steps 2 to 3", "steps 3 to 4 are to be done")
+
+
 @pytest.mark.parametrize("seed", ["-1", str(2**32)])
 def test_a_seed_out_of_range(refused, seed):
     refused(["train", "tiny.gin", "--seed", seed], f"Experiment.seed is {seed}", "at least 0 and below")
