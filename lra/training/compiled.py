@@ -25,24 +25,19 @@ class Step:
         self, update: Callable[[TrainState, dict[str, Any], bool], tuple[TrainState, dict[str, Array]]]
     ) -> None:
         self._jitted = jax.jit(update, static_argnames="padded", donate_argnums=0)
-        self._full: jax.stages.Compiled | None = None
 
     def compile(self, state: Any, batch: Batch) -> jax.stages.Compiled:
-        """Compiles the step for full batches ahead, and lets it run later calls: `jit` would compile it again.
+        """Compiles the step for full batches; calls with arguments like these will find the program.
 
         Args:
-            state: the training state, or its shapes.
-            batch: any batch of the run's shape.
+            state: the training state, or its shapes with their shardings: without these a call would compile again.
+            batch: any full batch of the run's shape.
         """
-        self._full = self._jitted.lower(state, _fields(batch), padded=False).compile()
-        return self._full
+        return self._jitted.lower(state, _fields(batch), padded=False).compile()
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         padded = not bool((batch.weights > 0).all())
-        if padded or self._full is None:
-            return self._jitted(state, _fields(batch), padded=padded)
-        result: tuple[TrainState, dict[str, Array]] = self._full(state, _fields(batch))
-        return result
+        return self._jitted(state, _fields(batch), padded=padded)
 
 
 def _fields(batch: Batch) -> dict[str, Any]:
