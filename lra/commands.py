@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,9 @@ LONGEST_DRAWING = 2048
 def train_command(options: argparse.Namespace) -> None:
     """`lra train`: trains or resumes."""
     profile = None if options.profile is None else _steps(options.profile)
-    if options.compile_cache is not None:
-        jax.config.update("jax_compilation_cache_dir", str(Path(options.compile_cache).absolute()))
     experiment, loaded = _build(options)
+    if options.compile_cache is not None:
+        _keep_programs(Path(options.compile_cache).absolute())
     workdir = Path(options.workdir) if options.workdir else _workdir(options.config)
     console = Console(stderr=True)
     if loaded.swapped:
@@ -61,6 +62,19 @@ def train_command(options: argparse.Namespace) -> None:
         )  # fmt: skip
     else:
         print(f"{workdir} is at step {outcome.step} ({outcome.steps_done} steps in {outcome.seconds:.0f} s)")
+
+
+def _keep_programs(folder: Path) -> None:
+    """Lets JAX keep compiled programs on disk; it would only warn about a folder that it cannot use."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {folder} ({error.strerror}): choose a folder that you may write with --compile-cache"
+        ) from error
+    jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 def _steps(text: str) -> tuple[int, int]:

@@ -196,6 +196,11 @@ def test_a_profile_of_steps_that_are_not_done(refused, steps, words):
     refused(["train", "tiny.gin", f"--profile={steps}"], *words)
 
 
+@pytest.mark.parametrize("folder", ["book.txt", "book.txt/programs"])
+def test_a_compile_cache_that_cannot_be(refused, folder):
+    refused(["train", "tiny.gin", "--compile-cache", folder], "cannot write to", "book.txt", "--compile-cache")
+
+
 def test_a_profile_of_steps_that_were_done(half_way, refused):
     refused(["train", "tiny.gin", "--profile", "2:3"], "steps 2 to 3", "steps 3 to 4 are to be done")
 
