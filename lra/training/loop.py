@@ -98,16 +98,17 @@ def train(
             batches.set_state(checkpoints.data(start)["iterator"])
         else:
             _, state = experiment.initial()
-        with contextlib.ExitStack() as stack:
-            board = None
-            if experiment.training.tensorboard:
-                board = stack.enter_context(TensorBoard(workdir / folder.TENSORBOARD, start))
-            metrics = stack.enter_context(MetricsFile(workdir / folder.METRICS, start, board))
-            clock, progress = stack.enter_context(Clock()), stack.enter_context(Progress(console, target, start))
+        shown = experiment.training.tensorboard
+        with (
+            TensorBoard(workdir / folder.TENSORBOARD, start) if shown else contextlib.nullcontext() as board,
+            MetricsFile(workdir / folder.METRICS, start, board) as metrics,
+            Progress(console, target, start) as progress,
+            Clock() as clock,
+            Profile(workdir / folder.PROFILE, profile, progress.say) as tracing,
+        ):
             if start:
                 progress.say(f"resuming {workdir} from step {start}")
             _report_memory(experiment, step_function, metrics, progress, start)
-            tracing = stack.enter_context(Profile(workdir / folder.PROFILE, profile, progress.say))
             run = _Run(experiment, config_text, checkpoints, metrics, progress, target, clock, tracing)
             run.loop(state, start, batches, step_function)
     seconds = time.perf_counter() - begin
