@@ -6,7 +6,7 @@ JOBS ?= 2
 PROMPT ?= class Queue:
 
 BIN := $(VENV)/bin
-SOURCES := lra scripts tests
+SOURCES := lra tests
 INSTALLED := $(VENV)/.installed-$(EXTRAS)
 DEVELOP := $(VENV)/.installed-dev,plots,test
 PYTEST := $(BIN)/pytest -n $(JOBS)
@@ -50,7 +50,7 @@ types: $(DEVELOP) ## mypy
 check: lint types test ## all that a change must pass
 
 bench: $(INSTALLED) ## speed and memory of every pattern against length
-	$(BIN)/python scripts/bench.py $(ARGS)
+	$(BIN)/lra bench --length 1024 2048 4096 8192 $(ARGS)
 
 clean: ## remove the environment, caches and builds; keep runs and corpora
 	rm -rf build dist lra.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -58,6 +58,8 @@ def _parser() -> _Parser:
     train.add_argument("--workdir", help="folder of the run (runs/CONFIG)")
     train.add_argument("--steps", type=int, help="stop after this step; schedule and configuration stay as they are")
     train.add_argument("--seed", type=int, help="of initial values, data order and dropout")
+    train.add_argument("--profile", metavar="A:B", help="write a trace of steps A to B for ui.perfetto.dev")
+    train.add_argument("--compile-cache", metavar="DIR", help="keep compiled programs there for later calls")
     _attention_option(train)
 
     evaluate = _command(commands, "eval", "score a run on held-out text")
@@ -91,6 +93,21 @@ def _parser() -> _Parser:
     show.add_argument("--example", type=int, metavar="I", help="which of a pattern's own examples (0)")
     show.add_argument("--bidirectional", action="store_true", help="the pattern's bidirectional form")
     show.add_argument("--png", metavar="FILE", help="write the drawing (needs matplotlib: the extra `plots`)")
+
+    bench = _command(commands, "bench", "measure time and temporary memory of patterns, in turns", overrides=False)
+    bench.add_argument(
+        "patterns",
+        nargs="*",
+        metavar="PATTERN",
+        help="such as full or 'sliding_window(window=64)'; `jax` is jax.nn.dot_product_attention (every pattern)",
+    )
+    bench.add_argument("--length", type=int, nargs="+", default=[1024, 4096], metavar="N", help="tokens (1024 4096)")
+    bench.add_argument("--against", default="full", metavar="PATTERN", help="what ratios are against (full)")
+    bench.add_argument("--heads", type=int, default=8, metavar="H", help="heads (8)")
+    bench.add_argument("--head-dim", type=int, default=64, metavar="D", help="width of a head (64)")
+    bench.add_argument("--batch", type=int, default=1, metavar="B", help="rows (1)")
+    bench.add_argument("--repeat", type=int, default=5, metavar="R", help="turns (5)")
+    bench.add_argument("--bidirectional", action="store_true", help="the patterns' bidirectional form")
     return parser
 
 

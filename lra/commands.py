@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import functools
 import json
 import os
+import platform
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,10 @@ import jax
 import numpy as np
 from flax import nnx
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
-from lra import config
+from lra import bench, config, notation
 from lra.attention import EXAMPLE_HEADS, PATTERNS, Pattern, Promise, Site, draw
 from lra.errors import UserError
 from lra.evaluation import evaluate
@@ -37,14 +41,17 @@ LONGEST_DRAWING = 2048
 
 def train_command(options: argparse.Namespace) -> None:
     """`lra train`: trains or resumes."""
+    profile = None if options.profile is None else _steps(options.profile)
     experiment, loaded = _build(options)
+    if options.compile_cache is not None:
+        _keep_programs(Path(options.compile_cache).absolute())
     workdir = Path(options.workdir) if options.workdir else _workdir(options.config)
     console = Console(stderr=True)
     if loaded.swapped:
         console.print(loaded.swapped, markup=False, highlight=False, soft_wrap=True)
     outcome = train(
         experiment, workdir, config_text=config.resolved_text(), difference=config.difference, steps=options.steps,
-        console=console,
+        profile=profile, console=console,
     )  # fmt: skip
     if options.json:
         _print_json(
@@ -56,6 +63,26 @@ def train_command(options: argparse.Namespace) -> None:
         )  # fmt: skip
     else:
         print(f"{workdir} is at step {outcome.step} ({outcome.steps_done} steps in {outcome.seconds:.0f} s)")
+
+
+def _keep_programs(folder: Path) -> None:
+    """Lets JAX keep compiled programs on disk; it would only warn about a folder that it cannot use."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {folder} ({error.strerror}): choose a folder that you may write with --compile-cache"
+        ) from error
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+
+
+def _steps(text: str) -> tuple[int, int]:
+    first, _, last = text.partition(":")
+    if not (first.isdecimal() and last.isdecimal()):
+        raise UserError(f"--profile is {text!r}, but needs the first and the last step to trace: write --profile 10:12")
+    return int(first), int(last)
 
 
 def eval_command(options: argparse.Namespace) -> None:
@@ -188,22 +215,59 @@ def show_command(options: argparse.Namespace) -> None:
         print(f"drawing written to {options.png}", file=sys.stderr)
 
 
+def bench_command(options: argparse.Namespace) -> None:
+    """`lra bench`: time and temporary memory of patterns against a baseline."""
+    for name, least in (("length", 1), ("heads", 1), ("head_dim", 1), ("batch", 1), ("repeat", 2)):
+        for value in np.atleast_1d(getattr(options, name)).tolist():
+            if value < least:
+                raise UserError(f"--{name.replace('_', '-')} is {value}, but needs to be at least {least}: raise it")
+    setting = bench.Setting(options.heads, options.head_dim, options.batch, not options.bidirectional, options.repeat)
+    baseline = bench.candidate(options.against, setting)
+    baseline.build(setting)
+    candidates, skipped = [], []
+    for text in options.patterns or PATTERNS:
+        candidate = bench.candidate(text, setting)
+        try:
+            candidate.build(setting)
+        except UserError as error:
+            if options.patterns:
+                raise
+            skipped.append(str(error))  # not every pattern has a form for every setting
+        else:
+            candidates.append(candidate)
+    console = Console(stderr=True)
+    lengths = track(options.length, "measuring", console=console, transient=True, disable=not console.is_terminal)
+    rows = [row for length in lengths for row in bench.compare(candidates, baseline, length, setting)]
+    about = dataclasses.asdict(setting) | {
+        "dtype": "float32", "against": baseline.name, "jax": jax.__version__,
+        "device": jax.devices()[0].device_kind, "machine": platform.machine(),
+    }  # fmt: skip
+    if options.json:
+        _print_json(about | {"skipped": skipped, "rows": rows})
+        return
+    shown = ", ".join(f"{name} {value}" for name, value in about.items())
+    Console().print(bench.table(rows, f"median ± interquartile range; {shown}"))
+    for reason in skipped:
+        print(f"skipped {reason}", file=sys.stderr)
+
+
 def _pattern_of(options: argparse.Namespace) -> tuple[Pattern, str]:
     """The pattern to draw: an example of a registered one, or a layer of a configuration or run."""
     _refuse_what_does_not_apply(options)
     layer, example = options.layer or 0, options.example or 0
     if options.name in PATTERNS:
-        cls, examples = PATTERNS[options.name], PATTERNS[options.name].examples()
+        cls: Callable[..., Pattern] = PATTERNS[options.name]
+        examples = PATTERNS[options.name].examples()
         if not 0 <= example < len(examples):
             raise UserError(f"{options.name} has examples 0 to {len(examples) - 1}, got --example {example}")
-        arguments = examples[example]
+        make = functools.partial(cls, **examples[example])
         site = Site(num_heads=EXAMPLE_HEADS, causal=not options.bidirectional)
-        shown = ", ".join(f"{key}={_short(value)}" for key, value in arguments.items())
+        shown = notation.write(make, PATTERNS)
         try:
-            pattern = cls(**arguments, site=site, rngs=nnx.Rngs(0))
+            pattern = make(site=site, rngs=nnx.Rngs(0))
         except ValueError as error:
-            raise UserError(f"{options.name}({shown}): {error}") from error
-        return pattern, f"{options.name}({shown}), {'bidirectional' if options.bidirectional else 'causal'}"
+            raise UserError(f"{shown}: {error}") from error
+        return pattern, f"{shown}, {'bidirectional' if options.bidirectional else 'causal'}"
     if not Path(options.name).exists() and options.name not in config.names():
         known = [*PATTERNS, *config.names()]
         near = difflib.get_close_matches(options.name, known, n=3)
@@ -272,14 +336,6 @@ def _promise(cls: type[Any], causal: bool) -> Promise | None:
         return None
 
 
-def _short(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_short, value))})"
-    if hasattr(value, "func"):
-        return f"{value.func.__name__}({', '.join(f'{k}={v}' for k, v in value.keywords.items())})"
-    return getattr(value, "__name__", str(value))
-
-
 def _print_json(value: Any) -> None:
     print(json.dumps(value, allow_nan=False))
 
@@ -293,4 +349,5 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "cost": cost_command,
     "attention list": list_command,
     "attention show": show_command,
+    "bench": bench_command,
 }

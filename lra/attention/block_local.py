@@ -131,3 +131,7 @@ class BlockLocal(FunctionPattern):
     @classmethod
     def examples(cls) -> tuple[dict[str, Any], ...]:
         return {"block": 5}, {"block": 3, "look_back": 2}
+
+    @classmethod
+    def typical(cls, num_heads: int) -> dict[str, Any]:
+        return {"block": 128}

@@ -210,3 +210,7 @@ class Blockwise(FunctionPattern):
     @classmethod
     def examples(cls) -> tuple[dict[str, Any], ...]:
         return {"blocks": 2, "heads": (2, 1)}, {"blocks": 3, "shifts": (1, 0, 2)}
+
+    @classmethod
+    def typical(cls, num_heads: int) -> dict[str, Any]:
+        return {"blocks": 2, "heads": (num_heads - num_heads // 4, num_heads // 4) if num_heads > 3 else (num_heads,)}

@@ -207,3 +207,7 @@ class Fixed(FunctionPattern):
             {"block": 7, "summary": 2, "groups": 3},
             {"block": 4, "summary": 1, "part": "summary"},
         )
+
+    @classmethod
+    def typical(cls, num_heads: int) -> dict[str, Any]:
+        return {"block": 64, "summary": 8}

@@ -77,6 +77,11 @@ class Heads(Pattern):
         far = functools.partial(SlidingWindow, window=2, dilation=5)
         return {"groups": ((1, near), (2, far))}, {"groups": ((2, Full), (1, near))}
 
+    @classmethod
+    def typical(cls, num_heads: int) -> dict[str, Any]:
+        near = functools.partial(SlidingWindow, **SlidingWindow.typical(num_heads))
+        return {"groups": ((num_heads // 2, near), (num_heads - num_heads // 2, Full))}
+
     def labels(self, queries: int, keys: int, visibility: Visibility, key: Array | None = None) -> Labels:
         both: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
         for g, group in enumerate(self.groups):

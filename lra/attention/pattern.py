@@ -190,7 +190,12 @@ class Pattern(nnx.Module):
     @classmethod
     @abc.abstractmethod
     def examples(cls) -> tuple[dict[str, Any], ...]:
-        """Small argument sets for the contract suite, the drawings and the benchmark, at `EXAMPLE_HEADS` heads."""
+        """Small argument sets for the contract suite and the drawings, at `EXAMPLE_HEADS` heads."""
+
+    @classmethod
+    def typical(cls, num_heads: int) -> dict[str, Any]:
+        """Arguments of the size that papers use, for the benchmark, at H heads; the first example unless overridden."""
+        return cls.examples()[0]
 
     @abc.abstractmethod
     def __call__(

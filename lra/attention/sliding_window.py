@@ -141,3 +141,7 @@ class SlidingWindow(FunctionPattern):
     @classmethod
     def examples(cls) -> tuple[dict[str, Any], ...]:
         return {"window": 5}, {"window": 3, "dilation": 3}, {"window": 4, "window_right": 2}
+
+    @classmethod
+    def typical(cls, num_heads: int) -> dict[str, Any]:
+        return {"window": 128}

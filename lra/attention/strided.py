@@ -142,3 +142,7 @@ class Strided(FunctionPattern):
     @classmethod
     def examples(cls) -> tuple[dict[str, Any], ...]:
         return {"stride": 4}, {"stride": 5, "part": "local"}, {"stride": 3, "part": "column"}
+
+    @classmethod
+    def typical(cls, num_heads: int) -> dict[str, Any]:
+        return {"stride": 64}

@@ -305,6 +305,10 @@ class WindowGlobal(Pattern):
             {"window": 4, "max_globals": 3, "own_projections": False},
         )
 
+    @classmethod
+    def typical(cls, num_heads: int) -> dict[str, Any]:
+        return {"window": 128, "global_positions": (0, 1, 2, 3), "own_projections": False}
+
     def adopt(self, query: Projection, key: Projection, value: Projection) -> None:
         if self.own_projections:
             kernels = [each.kernel for each in (query, key, value)]

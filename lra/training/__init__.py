@@ -1,6 +1,7 @@
 """Training: state, step, optimizers, loop, checkpoints, and the root of a configuration."""
 
 from lra.training.checkpoints import Checkpoints
+from lra.training.compiled import Step
 from lra.training.experiment import Experiment, Training
 from lra.training.loop import Outcome, load_model, train
 from lra.training.optimizers import (
@@ -16,7 +17,7 @@ from lra.training.optimizers import (
     Update,
 )
 from lra.training.state import TrainState
-from lra.training.step import Step, initial_state, make_step
+from lra.training.step import initial_state, make_step
 
 __all__ = [
     "Adafactor", "Adam", "AdamW", "Checkpoints", "Constant", "Cosine", "Experiment", "Linear", "Optimizer", "Outcome",

@@ -29,6 +29,7 @@ class Training:
         checkpoint_every: steps between checkpoints; 0 for none but the last.
         keep_checkpoints: how many of the newest are kept.
         log_every: steps between lines of metrics.
+        tensorboard: whether the metrics are written for TensorBoard too.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Training:
         checkpoint_every: int = 0,
         keep_checkpoints: int = 2,
         log_every: int = 10,
+        tensorboard: bool = False,
     ) -> None:
         for name, value, least in (
             ("steps", steps, 1),
@@ -51,7 +53,7 @@ class Training:
             require(self, name, value, whole(value, least), f"an integer of at least {least}")
         limited = evaluate_tokens is None or whole(evaluate_tokens, 1)
         require(self, "evaluate_tokens", evaluate_tokens, limited, "an integer of at least 1, or None")
-        self.steps, self.log_every = steps, log_every
+        self.steps, self.log_every, self.tensorboard = steps, log_every, tensorboard
         self.evaluate_every, self.evaluate_tokens = evaluate_every, evaluate_tokens
         self.checkpoint_every, self.keep_checkpoints = checkpoint_every, keep_checkpoints
 

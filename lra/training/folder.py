@@ -9,6 +9,7 @@ from pathlib import Path
 from lra.errors import UserError
 
 CONFIG, METRICS, CHECKPOINTS = "config.gin", "metrics.jsonl", "checkpoints"
+TENSORBOARD, PROFILE = "tensorboard", "profile"
 _UNFINISHED = CONFIG + ".new"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -18,13 +19,17 @@ from lra.data import Batch, BatchIterator, Corpus
 from lra.errors import UserError
 from lra.evaluation import evaluate
 from lra.models import Decoder
-from lra.training import folder
+from lra.training import folder, memory
 from lra.training.checkpoints import Checkpoints
+from lra.training.clock import Clock
+from lra.training.compiled import Step
 from lra.training.experiment import Experiment
 from lra.training.metrics import MetricsFile
+from lra.training.profile import Profile
 from lra.training.progress import Progress
 from lra.training.state import TrainState
-from lra.training.step import Step, make_step
+from lra.training.step import make_step
+from lra.training.tensorboard import TensorBoard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,16 +60,18 @@ def train(
     config_text: str,
     difference: Callable[[str, str], list[str]],
     steps: int | None = None,
+    profile: tuple[int, int] | None = None,
     console: Console | None = None,
 ) -> Outcome:
     """Trains until the configured step, or continues what is in the folder.
 
     Args:
         experiment: the run's configuration, constructed.
-        workdir: folder of the run: `config.gin`, `metrics.jsonl`, `checkpoints/`.
+        workdir: folder of the run: `config.gin`, `metrics.jsonl`, `checkpoints/`, `tensorboard/` if wanted.
         config_text: the resolved configuration.
         difference: says what differs between two resolved configurations, a line each.
         steps: step after which to stop, at most `Training.steps`; changes neither schedule nor configuration.
+        profile: first and last step of which a trace is written to `profile/`; None for none.
         console: where progress is shown; None for stderr.
 
     Raises:
@@ -73,6 +80,7 @@ def train(
     """
     begin = time.perf_counter()
     target = _target(experiment, steps)
+    _check_profile(profile, 0, target)
     folder.check(workdir, config_text, difference)
     batches, step_function = _prepare(experiment)
     folder.create(workdir, config_text)
@@ -84,18 +92,24 @@ def train(
         if start >= target:
             Progress(console, target, start).say(f"{workdir} is at step {start} already: nothing to do")
             return Outcome(start, 0, time.perf_counter() - begin, checkpoints.path(start), {}, {})
+        _check_profile(profile, start, target)
         if start:
             state = checkpoints.restore(start, experiment.abstract_state)
             batches.set_state(checkpoints.data(start)["iterator"])
         else:
             _, state = experiment.initial()
+        shown = experiment.training.tensorboard
         with (
-            MetricsFile(workdir / folder.METRICS, start) as metrics,
+            TensorBoard(workdir / folder.TENSORBOARD, start) if shown else contextlib.nullcontext() as board,
+            MetricsFile(workdir / folder.METRICS, start, board) as metrics,
             Progress(console, target, start) as progress,
+            Clock() as clock,
+            Profile(workdir / folder.PROFILE, profile, progress.say) as tracing,
         ):
             if start:
                 progress.say(f"resuming {workdir} from step {start}")
-            run = _Run(experiment, config_text, checkpoints, metrics, progress, target)
+            _report_memory(experiment, step_function, metrics, progress, start)
+            run = _Run(experiment, config_text, checkpoints, metrics, progress, target, clock, tracing)
             run.loop(state, start, batches, step_function)
     seconds = time.perf_counter() - begin
     return Outcome(target, target - start, seconds, checkpoints.path(target), run.last_metrics, run.last_evaluation)
@@ -135,10 +149,12 @@ class _Run:
         metrics: MetricsFile,
         progress: Progress,
         target: int,
+        clock: Clock,
+        profile: Profile,
     ) -> None:
         self._experiment, self._config_text, self._target = experiment, config_text, target
         self._checkpoints, self._metrics, self._progress = checkpoints, metrics, progress
-        self._speed = _Speed()
+        self._clock, self._profile = clock, profile
         self.last_metrics: dict[str, Any] = {}
         self.last_evaluation: dict[str, Any] = {}
 
@@ -146,7 +162,10 @@ class _Run:
         training = self._experiment.training
         pending: tuple[int, dict[str, Any]] | None = None
         for step in range(start + 1, self._target + 1):
-            state, metrics = step_function(state, next(batches))
+            with self._profile.step(step):
+                state, metrics = step_function(state, self._clock.next(batches))
+            if self._profile.after(step, metrics):
+                self._clock.pause()
             # Only now that the device has work again does the host wait for the step before.
             if pending is not None:
                 self._finish(*pending)
@@ -156,7 +175,7 @@ class _Run:
             if evaluates or saves:
                 self._finish(*pending)
                 pending = None
-                self._speed.pause()
+                self._clock.pause()
             if evaluates:
                 self._evaluate(step, state)
             if saves:
@@ -174,14 +193,14 @@ class _Run:
                     f"{name} is {metrics[name]} at step {step} ({kept}): "
                     "lower the learning rate or set Optimizer.clip_norm, and train in a new folder"
                 )
-        self._speed.add(float(metrics.pop("tokens")))
+        self._clock.add(float(metrics.pop("tokens")))
         self._progress.advance(step)
         if step == self._target or _due(step, self._experiment.training.log_every):
-            tokens_per_second, seconds_a_step = self._speed.take()
-            line = {"step": step, "split": "train", "tokens_per_second": tokens_per_second, **metrics}
+            machine, seconds_a_step = self._clock.take()
+            line = {"step": step, "split": "train", **machine, **metrics}
             self.last_metrics = self._metrics.write(line)
             left = None if seconds_a_step is None else (self._target - step) * seconds_a_step
-            self._progress.report(step, float(metrics["bits_per_byte"]), tokens_per_second, left)
+            self._progress.report(step, float(metrics["bits_per_byte"]), machine["tokens_per_second"], left)
 
     def _evaluate(self, step: int, state: TrainState) -> None:
         experiment = self._experiment
@@ -204,32 +223,6 @@ class _Run:
         self._progress.say(f"step {step}  valid: {report.bits_per_byte:.4f} bits per byte ({scored})")
 
 
-class _Speed:
-    """Tokens a second between fetches of metrics; compilation, evaluation and saving don't count."""
-
-    def __init__(self) -> None:
-        self._last: float | None = None
-        self._tokens = self._seconds = 0.0
-        self._steps = 0
-
-    def pause(self) -> None:
-        self._last = None
-
-    def add(self, tokens: float) -> None:
-        now = time.perf_counter()
-        if self._last is not None:
-            self._tokens += tokens
-            self._seconds += now - self._last
-            self._steps += 1
-        self._last = now
-
-    def take(self) -> tuple[float | None, float | None]:
-        """Tokens a second and seconds a step since the last call, None where nothing was measured."""
-        rates = (self._tokens / self._seconds, self._seconds / self._steps) if self._steps else (None, None)
-        self._tokens, self._seconds, self._steps = 0.0, 0.0, 0
-        return rates
-
-
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
@@ -244,6 +237,14 @@ def _target(experiment: Experiment, steps: int | None) -> int:
             "give one of them, or raise Training.steps in a new folder"
         )
     return steps
+
+
+def _check_profile(steps: tuple[int, int] | None, start: int, target: int) -> None:
+    if steps is not None and not start < steps[0] <= steps[1] <= target:
+        raise UserError(
+            f"the profile is of steps {steps[0]} to {steps[1]}, but steps {start + 1} to {target} are to be done: "
+            "give a first and a last one of these"
+        )
 
 
 def _prepare(experiment: Experiment) -> tuple[BatchIterator, Step]:
@@ -262,11 +263,25 @@ def _prepare(experiment: Experiment) -> tuple[BatchIterator, Step]:
     return batches, step
 
 
-def _check_shapes(experiment: Experiment, step: Step) -> None:
-    """Traces the step, so that a model that does not take the data's shapes shows before anything is written."""
+def _full_batch(experiment: Experiment) -> Batch:
+    """A batch of the run's shape."""
     shape = (experiment.data.batch_size, experiment.data.segment)
     tokens, weights = np.zeros(shape, np.int32), np.ones(shape, np.float32)
-    batch = Batch(inputs=tokens, targets=tokens, weights=weights, reset=np.zeros(shape[0], bool))
+    return Batch(inputs=tokens, targets=tokens, weights=weights, reset=np.zeros(shape[0], bool))
+
+
+def _report_memory(experiment: Experiment, step: Step, metrics: MetricsFile, progress: Progress, start: int) -> None:
+    """Compiles the step and says what it needs; into the metrics once a run, which may go on on another machine."""
+    compiled = step.compile(experiment.abstract_state, _full_batch(experiment))
+    report = memory.report(experiment.abstract_state, compiled)
+    progress.say(str(report))
+    if not start:
+        metrics.write({"step": 0, "split": "memory", **report.as_dict()})
+
+
+def _check_shapes(experiment: Experiment, step: Step) -> None:
+    """Traces the step, so that a model that does not take the data's shapes shows before anything is written."""
+    batch = _full_batch(experiment)
     try:
         jax.eval_shape(lambda state: step(state, batch), experiment.abstract_state)
     except ValueError as error:

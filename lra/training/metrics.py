@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from lra.errors import UserError
+from lra.training.tensorboard import TensorBoard
 
 
 class MetricsFile:
@@ -22,21 +23,24 @@ class MetricsFile:
         path: of the file, made if need be.
         step: of the restored state. Lines of later steps are dropped, since those steps are done again, and so is a
             last line that was cut off.
+        board: where the lines are shown too, or None.
 
     Raises:
         UserError: a line but the last is no JSON object with a step.
     """
 
-    def __init__(self, path: Path, step: int) -> None:
+    def __init__(self, path: Path, step: int, board: TensorBoard | None = None) -> None:
         if path.exists():
             _rewind(path, step)
-        self._file = path.open("a", encoding="utf-8")
+        self._file, self._board = path.open("a", encoding="utf-8"), board
 
     def write(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Appends one line and returns it: arrays as lists, and None for numbers that JSON lacks (NaN, infinities)."""
         line = {name: _plain(value) for name, value in values.items()}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
+        if self._board is not None:
+            self._board.write(line)
         return line
 
     def __enter__(self) -> Self:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,14 +13,12 @@ from flax import nnx
 
 from lra.attention.pattern import Buffer
 from lra.attention.visibility import Array
-from lra.data import Batch
 from lra.models import Decoder, Scored
+from lra.training.compiled import Step
 from lra.training.optimizers import Optimizer
 from lra.training.state import TrainState
 
 _INITIAL = 2**32 - 1  # no step has this number, so initial values share no random bits with dropout
-
-Step = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]
 
 
 def initial_state(
@@ -49,7 +46,7 @@ def initial_state(
 
 
 def make_step(graph: Any, optimizer: Optimizer, *, total_steps: int, seed: int, bytes_per_token: float = 1.0) -> Step:
-    """Makes the compiled step. It donates the state that it is given: only the new one may be used afterwards.
+    """Makes the training step.
 
     The loss is sum(nats * weights) / sum(weights), 0 without weights, plus the auxiliary losses. A target of weight 0
     is padding: its position is invisible. Rows that begin anew (`batch.reset`) start from an empty memory.
@@ -100,14 +97,7 @@ def make_step(graph: Any, optimizer: Optimizer, *, total_steps: int, seed: int, 
         state = TrainState(state.step + 1, parameters, buffers, optimizer_state, scored.memory)
         return state, metrics | _reports(scored)
 
-    compiled = jax.jit(update, static_argnames="padded", donate_argnums=0)
-
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
-        arrays = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-        # Masks cost time, and not every pattern takes them: full batches, the usual ones, have none.
-        return compiled(state, arrays, padded=not bool((batch.weights > 0).all()))
-
-    return step
+    return Step(update)
 
 
 def _split(model: Decoder) -> tuple[Any, Any, Any]:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from lra import config
-from lra.attention import PATTERNS
+from lra.attention import PATTERNS, Promise
 from lra.evaluation.reference import compressed
 from lra.training.checkpoints import Checkpoints
+from lra.training.clock import MACHINE
 
 ROOT = Path(__file__).parents[2]
 ATTENTIONS = sorted(path.stem for path in (config.CONFIGS / "attention").glob("*.gin"))
@@ -23,9 +24,9 @@ PATH = ("--set", "text_file.path='book.txt'")
 
 
 def metrics(run: Path) -> list[dict]:
-    """All that `metrics.jsonl` holds and that does not depend on the clock."""
+    """All that `metrics.jsonl` holds and that does not depend on the machine."""
     lines = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
+    return [{name: value for name, value in line.items() if name not in MACHINE} for line in lines]
 
 
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
@@ -56,8 +57,9 @@ def sets(flags: list[str]) -> tuple[str, ...]:
 def test_a_run_learns_and_leaves_its_configuration_metrics_and_checkpoint(trained):
     assert {path.name for path in trained.iterdir()} == {"config.gin", "metrics.jsonl", "checkpoints"}
     lines = metrics(trained)
-    assert [(line["step"], line["split"]) for line in lines] == [(n, "train") for n in (1, 2, 3, 4)] + [(4, "valid")]
-    assert lines[3]["bits_per_byte"] < lines[0]["bits_per_byte"] < 8.1
+    kinds = [(line["step"], line["split"]) for line in lines]
+    assert kinds == [(0, "memory"), *((n, "train") for n in (1, 2, 3, 4)), (4, "valid")]
+    assert lines[4]["bits_per_byte"] < lines[1]["bits_per_byte"] < 8.1
     assert [path.name for path in (trained / "checkpoints").iterdir()] == ["4"]
 
 
@@ -91,6 +93,22 @@ def test_another_seed_gives_another_run_and_the_same_seed_the_same(lra):
         assert lra("train", "tiny.gin", "--workdir", workdir, "--steps", "1", "--seed", seed).status == 0
     assert metrics(Path("a")) == metrics(Path("b")) != metrics(Path("c"))
     assert same_arrays(Path("a"), Path("b"), 1)
+
+
+def test_a_profile_and_a_compile_cache_are_written_where_they_belong(lra):
+    flags = ["--profile", "2:2", "--compile-cache", "programs"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    command = [sys.executable, "-m", "lra.cli", "train", "tiny.gin", "--steps", "2"]
+    for workdir, compiles in (("first", True), ("second", False)):
+        whole = [*command, "--workdir", workdir, *flags]
+        done = subprocess.run(whole, env=environment, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        (trace,) = Path(workdir, "profile").rglob("perfetto_trace.json.gz")
+        assert str(trace) in done.stderr
+        lines = map(json.loads, Path(workdir, "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+        counts = [line["compilations"] for line in lines if line["split"] == "train"]
+        assert counts == ([1, 1] if compiles else [0, 0])  # the step, once
+    assert any(Path("programs").iterdir())
 
 
 def test_another_attention_is_announced_and_trained(lra):
@@ -264,7 +282,7 @@ def test_a_drawing_of_a_layer(lra):
 
 def test_a_drawing_in_the_terminal(lra):
     title, empty, heads, *rows = lra("attention", "show", "full", "--length", "2").out.splitlines()
-    assert (title, empty, heads) == ("full(), causal", "", "all heads: 3 of 4 pairs")
+    assert (title, empty, heads) == ("full, causal", "", "all heads: 3 of 4 pairs")
     assert rows == ["██·", "████"]
 
 
@@ -274,6 +292,43 @@ def test_a_drawing_as_png(lra):
     assert Path("heads.png").read_bytes().startswith(b"\x89PNG")
     assert len(json.loads(result.out)["visible"]) == 3
     assert "heads.png" in result.err
+
+
+# bench
+
+SMALL_BENCH = ("--heads", "2", "--head-dim", "3", "--batch", "2", "--repeat", "2")
+
+
+def test_a_benchmark_has_a_row_for_each_pattern_length_and_pass(lra):
+    texts = ["sliding_window(window=3)", "full"]
+    result = lra("bench", *texts, "--length", "5", "7", "--against", "jax", *SMALL_BENCH, "--json")
+    assert (result.status, result.err) == (0, "")
+    report = json.loads(result.out)
+    rows = [(row["pattern"], row["length"], row["pass"]) for row in report["rows"]]
+    passes = ("forward", "forward + backward")
+    assert rows == [(name, length, kind) for length in (5, 7) for name in ("jax", *texts) for kind in passes]
+    assert {name: report[name] for name in ("num_heads", "head_dim", "batch", "repeat", "causal", "against")} == {
+        "num_heads": 2, "head_dim": 3, "batch": 2, "repeat": 2, "causal": True, "against": "jax",
+    }  # fmt: skip
+    assert all(row["milliseconds"] > 0 and row["compile_seconds"] > 0 for row in report["rows"])
+    table = lra("bench", *texts, "--length", "5", *SMALL_BENCH).out
+    assert all(word in table for word in (*texts, "+ backward", "against full"))
+
+
+def test_every_pattern_is_measured_but_those_without_the_form(lra, monkeypatch):
+    class OneWay(PATTERNS["full"]):
+        promise = Promise(causal="strict")
+
+    monkeypatch.setitem(PATTERNS, "one_way", OneWay)
+    report = json.loads(lra("bench", "--length", "5", *SMALL_BENCH, "--bidirectional", "--json").out)
+    measured = {row["pattern"].partition("(")[0] for row in report["rows"]}
+    assert measured == PATTERNS.keys() - {"one_way"}
+    (skipped,) = report["skipped"]
+    assert skipped.startswith("one_way: OneWay has no bidirectional form")
+    assert "skipped one_way: " in lra("bench", "--length", "5", *SMALL_BENCH, "--bidirectional").err
+    named = lra("bench", "one_way", "--length", "5", *SMALL_BENCH, "--bidirectional")
+    assert (named.status, named.out) == (2, "")
+    assert named.err.startswith("lra: one_way: OneWay has no bidirectional form")
 
 
 # shipped configurations

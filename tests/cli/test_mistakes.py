@@ -181,6 +181,30 @@ def test_steps_that_the_run_does_not_have(trained, refused, steps):
     refused(["train", "tiny.gin", "--steps", steps], f"step {steps}", "steps 1 to 4")
 
 
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ("2", ["--profile is '2'", "write --profile 10:12"]),
+        ("a:b", ["--profile is 'a:b'", "first and the last step"]),
+        ("-1:2", ["--profile is '-1:2'"]),
+        ("3:2", ["steps 3 to 2", "steps 1 to 4 are to be done"]),
+        ("0:2", ["steps 0 to 2", "steps 1 to 4 are to be done"]),
+        ("4:5", ["steps 4 to 5", "steps 1 to 4 are to be done"]),
+    ],
+)
+def test_a_profile_of_steps_that_are_not_done(refused, steps, words):
+    refused(["train", "tiny.gin", f"--profile={steps}"], *words)
+
+
+@pytest.mark.parametrize("folder", ["book.txt", "book.txt/programs"])
+def test_a_compile_cache_that_cannot_be(refused, folder):
+    refused(["train", "tiny.gin", "--compile-cache", folder], "cannot write to", "book.txt", "--compile-cache")
+
+
+def test_a_profile_of_steps_that_were_done(half_way, refused):
+    refused(["train", "tiny.gin", "--profile", "2:3"], "steps 2 to 3", "steps 3 to 4 are to be done")
+
+
 @pytest.mark.parametrize("seed", ["-1", str(2**32)])
 def test_a_seed_out_of_range(refused, seed):
     refused(["train", "tiny.gin", "--seed", seed], f"Experiment.seed is {seed}", "at least 0 and below")
@@ -288,6 +312,27 @@ def test_a_png_without_matplotlib(lra, monkeypatch, workplace):
     assert result.status == 2
     assert result.err == "lra: a PNG needs matplotlib, which is not installed: pip install 'lra[plots]'\n"
     assert not (workplace / "full.png").exists()
+
+
+# benchmarks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fulll"], ["no pattern 'fulll'", "did you mean full?"]),
+        (["full", "--against", "jaxx"], ["no pattern 'jaxx'", "did you mean jax?"]),
+        (["sliding_window(7)"], ["'sliding_window(7)' cannot be read", "NAME(ARGUMENT=VALUE, ...)"]),
+        (["sliding_window(window=0)"], ["sliding_window(window=0): window", "at least 1, got 0"]),
+        (["heads(groups=((3, full),))"], ["add up to 8 heads, got [3]"]),
+        (["full", "--length", "64", "0"], ["--length is 0", "at least 1"]),
+        (["full", "--head-dim", "-1"], ["--head-dim is -1", "at least 1"]),
+        (["full", "--repeat", "1"], ["--repeat is 1", "at least 2"]),
+        (["full", "--length", "long"], ["--length", "'long'", "lra bench --help"]),
+    ],
+)
+def test_a_benchmark_that_cannot_be(refused, arguments, words):
+    refused(["bench", *arguments], *words)
 
 
 # what is no mistake of the user's

@@ -12,6 +12,7 @@ import pytest
 from lra.attention import SlidingWindow
 from lra.data import Streams, Windows
 from lra.training import Adafactor, Adam, Checkpoints, Linear
+from lra.training.clock import MACHINE
 
 STREAMS = functools.partial(Streams, batch_size=3, segment=8)
 WINDOWS = functools.partial(Windows, batch_size=3, segment=8)
@@ -34,7 +35,7 @@ def saved(experiment, workdir, step=4):
 
 def lines(workdir: Path, split="train") -> list[dict]:
     found = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{**line, "tokens_per_second": None} for line in found if line["split"] == split]
+    return [{**line, **dict.fromkeys(MACHINE)} for line in found if line["split"] == split]
 
 
 @pytest.mark.parametrize("update", [Adam, Adafactor])
