@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from lra import __version__
-from lra.errors import UserError
+from lra.errors import UserError, quoted
 
 ANY_CONFIG = "a shipped name, a .gin file or a run folder"
 
@@ -24,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: after --help and --version, and with status 2 where the arguments cannot be parsed.
     """
     options = _parser().parse_args(argv)
+    logging.getLogger("jax._src.debugging").setLevel(logging.CRITICAL)  # would log what is said below, with a traceback
     try:
         from lra.commands import COMMANDS  # jax and flax are imported only when something is to be done
 
@@ -31,6 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except UserError as error:
         print(f"lra: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        if (sentence := quoted(error)) is None:
+            raise
+        print(f"lra: {sentence}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("lra: interrupted", file=sys.stderr)

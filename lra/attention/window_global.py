@@ -29,6 +29,7 @@ from lra.attention.rows import lengths, take
 from lra.attention.sliding_window import WindowRule, check_window
 from lra.attention.terms import prepare
 from lra.attention.visibility import Array, Entry, Visibility
+from lra.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Globals:
 
     def _refuse(self, count: Array) -> None:
         if int(np.max(count)) > self.most:
-            raise ValueError(f"a row has {int(np.max(count))} global tokens, but max_globals is {self.most}: raise it")
+            raise UserError(f"a row has {int(np.max(count))} global tokens, but max_globals is {self.most}: raise it")
 
 
 def window_global(

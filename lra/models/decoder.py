@@ -202,5 +202,5 @@ class Decoder(nnx.Module):
             x = x + self.position(jnp.arange(tokens.shape[1])[None])
         x = dropout(x, self.dropout if train else 0.0, None if key is None else jax.random.fold_in(key, _EMBEDDING))
         terms: Terms = tuple(term() for term in self.terms)
-        visibility = None if valid is None else Visibility.tokens(valid=valid)
+        visibility = Visibility.tokens(valid=valid, token=tokens)
         return self.stack(x, memory=memory, visibility=visibility, terms=terms, key=key, train=train)
