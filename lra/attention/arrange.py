@@ -177,12 +177,13 @@ def tiles(
         q: [B, Tq, H, D]. k: [B, Sk, H, D]. v: [B, Sk, H, E]. Here Tq and Sk are free.
         queries: of q. keys: of k and v.
         pairs: whether the queries and the keys at these indices may meet; None where all may.
-        tile: queries and keys of a block; None for an area of at most `BLOCK` squared.
+        tile: queries and keys of a block; None for an area of at most `BLOCK` squared, a quarter of it with `pairs`.
     """
     if tile is None:
-        wide = min(q.shape[1], BLOCK)
-        high = min(k.shape[1], BLOCK * BLOCK // wide)
-        tile = min(q.shape[1], BLOCK * BLOCK // high), high
+        bound = BLOCK if pairs is None else BLOCK // 2  # finer where that leaves more out
+        wide = min(q.shape[1], bound)
+        high = min(k.shape[1], bound * bound // wide)
+        tile = min(q.shape[1], bound * bound // high), high
     blocks_q, blocks_k = _Blocks.from_start(0, q.shape[1], tile[0]), _Blocks.from_start(0, k.shape[1], tile[1])
     met = [
         (i, j)
