@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from lra import __version__
-from lra.errors import UserError
+from lra.errors import Interrupted, UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Returns:
-        0 on success, 2 for a user's mistake, 1 when interrupted or when nobody reads the output; anything else raises.
+        0 on success, 2 for a user's mistake, 130 when interrupted by Ctrl-C and 143 by SIGTERM, 1 when nobody reads the
+        output; anything else raises.
 
     Raises:
         SystemExit: after --help and --version, and with status 2 where the arguments cannot be parsed.
     """
     options = _parser().parse_args(argv)
+    options.command_line = ["lra", *(sys.argv[1:] if argv is None else argv)]
     try:
         from lra.commands import COMMANDS  # jax and flax are imported only when something is to be done
 
@@ -30,9 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"lra: {error}", file=sys.stderr)
         return 2
+    except Interrupted as stop:
+        print(f"lra: {stop}", file=sys.stderr)
+        return 128 + stop.signal
     except KeyboardInterrupt:
         print("lra: interrupted", file=sys.stderr)
-        return 1
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # whoever reads, such as `head`, has enough; Python's own flush at exit would complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -65,6 +71,9 @@ def _parser() -> _Parser:
     evaluate.add_argument("--protocol", metavar="NAME", help="of Experiment.protocols (the first one)")
     evaluate.add_argument("--partial", type=int, metavar="TOKENS", help="score the first tokens only, and say so")
 
+    runs = _command(commands, "runs", "list runs with their scores and status", overrides=False)
+    runs.add_argument("folder", nargs="?", default="runs", metavar="DIR", help="where to look (runs)")
+
     generate = _command(commands, "generate", "continue a text")
     _run_arguments(generate)
     generate.add_argument("--prompt", required=True, metavar="TEXT")
@@ -80,6 +89,8 @@ def _parser() -> _Parser:
             "config", nargs="?", default="quickstart", metavar="CONFIG", help=f"{any_config} (quickstart)"
         )
         _attention_option(command)
+        if name == "config":
+            command.add_argument("--diff", metavar="OTHER", help=f"print what differs in another one ({any_config})")
 
     attention = commands.add_parser("attention", help="list or draw the attention patterns").add_subparsers(
         required=True, metavar="COMMAND"
@@ -125,6 +136,9 @@ def _run_arguments(parser: _Parser) -> None:
         help="a run folder, or CONFIG for runs/CONFIG",
     )
     parser.add_argument("--workdir", help="folder of the run")
+    parser.add_argument(
+        "--checkpoint", default="newest", metavar="WHICH", help="newest (default), best (on valid), or a step"
+    )
 
 
 def _attention_option(parser: _Parser) -> None:

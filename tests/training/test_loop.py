@@ -29,7 +29,13 @@ def test_a_run_leaves_configuration_metrics_and_checkpoints(small, run, tmp_path
     training = {"steps": 5, "evaluate_every": 2, "checkpoint_every": 2, "log_every": 3, "keep_checkpoints": 2}
     outcome = run(small(training=training))
     workdir = tmp_path / "run"
-    assert sorted(path.name for path in workdir.iterdir()) == ["checkpoints", "config.gin", "metrics.jsonl"]
+    assert sorted(path.name for path in workdir.iterdir()) == [
+        "checkpoints",
+        "config.gin",
+        "lock",
+        "metrics.jsonl",
+        "record.json",
+    ]
     assert (workdir / "config.gin").read_text() == "a = 1"
     assert steps_of(workdir, "train") == [3, 5]
     assert steps_of(workdir, "valid") == [2, 4, 5]
@@ -176,6 +182,7 @@ def _narrow(tiny):
         ({"steps": 1, "evaluate_every": -1}, "Training.evaluate_every"),
         ({"steps": 1, "evaluate_tokens": 0}, "Training.evaluate_tokens"),
         ({"steps": 1, "keep_checkpoints": 0}, "Training.keep_checkpoints"),
+        ({"steps": 1, "keep_best": -1}, "Training.keep_best"),
         ({"steps": 1, "log_every": 0}, "Training.log_every"),
     ],
 )
