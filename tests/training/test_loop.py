@@ -83,6 +83,32 @@ def test_a_crash_costs_the_steps_since_the_last_checkpoint_only(small, run, tmp_
     assert losses[0] == losses[1]
 
 
+def test_the_best_is_saved_whenever_it_is_found(small, run, tmp_path):
+    training = {"steps": 4, "evaluate_every": 1, "keep_checkpoints": 1, "keep_best": 1}
+    experiment = small(training=training)
+    scores = iter([3.0, 2.0, 4.0, float("nan")])
+    with pytest.MonkeyPatch.context() as patch:
+        from lra.training.loop import _Run
+
+        patch.setattr(_Run, "_evaluate", lambda self, step, state: next(scores))
+        run(experiment)
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["2", "4"]
+    for which, step in (("best", 2), ("newest", 4), ("2", 2)):
+        assert load_model(experiment, tmp_path / "run", checkpoint=which)[1] == step
+
+
+def test_a_damaged_checkpoint_costs_the_steps_after_the_one_before(small, run, tmp_path, capsys):
+    make = lambda: small(training={"checkpoint_every": 2, "steps": 6})  # noqa: E731
+    whole = run(make(), tmp_path / "whole")
+    run(make(), steps=4)
+    (tmp_path / "run" / "checkpoints" / "4" / "digests.json").unlink()
+    outcome = run(make(), console=Console(stderr=True))
+    assert "checkpoints/4 is damaged at digests.json: going on with step 2\n" in capsys.readouterr().err
+    assert (outcome.steps_done, outcome.metrics["loss_nats"]) == (4, whole.metrics["loss_nats"])
+    assert steps_of(tmp_path / "run", "train") == [1, 2, 3, 4, 5, 6]
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["4", "4.damaged", "6"]
+
+
 def test_the_model_of_a_run_is_the_trained_one(small, run, tmp_path):
     run(small(), steps=2)
     experiment = small()
