@@ -204,13 +204,22 @@ class Checkpoints:
             UserError: as `restore`, but damage only when no checkpoint is whole.
         """
         damaged: dict[int, str] = {}
+        deleted = False
         for step in reversed(self.steps):
             try:
                 return Whole(step, self.restore(step, abstract, partial=partial), damaged)
             except DamagedError as error:
-                damaged[step] = str(error).removesuffix(f": {_REMEDY}")
+                if self.path(step).is_dir():
+                    damaged[step] = str(error).removesuffix(f": {_REMEDY}")
+                else:
+                    deleted = True
+        if deleted:  # by the run itself while it was read, so there are newer ones
+            return self.newest(abstract, partial=partial)
         if damaged:
-            raise UserError(f"{'; '.join(damaged.values())}: no checkpoint is whole, so {_REMEDY}")
+            raise UserError(
+                f"{'; '.join(damaged.values())}: no checkpoint is whole, so put back a copy, or delete "
+                f"{self.folder} to train anew"
+            )
         return None
 
     def set_aside(self, step: int) -> None:

@@ -17,8 +17,8 @@ _SAME_SECONDS = 0.3
 class Interruption:
     """While it is entered, the first SIGTERM or Ctrl-C is noted only, and a later Ctrl-C kills the process at once.
 
-    A thread counts the signals, because Python's own handlers wait while the main thread compiles or computes. Does
-    nothing outside the main thread, where Python has no signal handlers.
+    A thread counts the signals, because Python's own handlers wait while the main thread compiles or computes. Outside
+    the main thread, where Python has no handlers, nothing is noted.
 
     Attributes:
         signal: the signal that came, or None.
@@ -35,7 +35,7 @@ class Interruption:
             self._thread = threading.Thread(target=self._watch, name="interruption", daemon=True)
             self._thread.start()
             self._former_pipe = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-            self._former = {each: signal.signal(each, _ignore) for each in SIGNALS}
+            self._former = {each: signal.signal(each, self._note) for each in SIGNALS}
         return self
 
     def __exit__(
@@ -50,16 +50,17 @@ class Interruption:
         self._thread.join()
         os.close(self._read)
 
+    def _note(self, number: int, frame: FrameType | None = None) -> None:
+        if self.signal is None:
+            self.signal = signal.Signals(number)
+
     def _watch(self) -> None:
-        noted = 0.0
+        first = None
         while number := os.read(self._read, 1):
             if number[0] not in SIGNALS:
                 continue
-            if self.signal is None:
-                self.signal, noted = signal.Signals(number[0]), time.monotonic()
-            elif number[0] == signal.SIGINT and time.monotonic() - noted > _SAME_SECONDS:
+            if first is None:
+                first = time.monotonic()
+                self._note(number[0])
+            elif number[0] == signal.SIGINT and time.monotonic() - first > _SAME_SECONDS:
                 os._exit(128 + signal.SIGINT)
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Leaves the signal to the thread; unlike SIG_IGN, which would also keep it from the pipe."""

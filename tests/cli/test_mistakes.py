@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lra import config
+from lra.errors import Interrupted
 
 ROOT = Path(__file__).parents[2]
 
@@ -330,6 +331,16 @@ def test_an_interruption_is_one_line_and_status_130(lra, monkeypatch):
     monkeypatch.setattr("lra.config.load", interrupt)
     result = lra("config")
     assert (result.status, result.out, result.err) == (130, "", "lra: interrupted\n")
+
+
+def test_a_run_that_was_stopped_is_one_line_and_the_status_of_its_signal(lra, monkeypatch):
+    def stop(*_, **__):
+        raise Interrupted("SIGTERM: stopped after step 3, saved in there; run again to go on", 15)
+
+    monkeypatch.setattr("lra.commands.train", stop)
+    result = lra("train", "tiny.gin")
+    assert (result.status, result.out) == (143, "")
+    assert result.err == "lra: SIGTERM: stopped after step 3, saved in there; run again to go on\n"
 
 
 def test_a_reader_that_has_enough_is_no_crash(workplace):

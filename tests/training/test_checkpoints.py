@@ -159,9 +159,27 @@ def test_without_a_whole_one_all_are_named(folder):
     for step in "23":
         (folder / step / "digests.json").write_text("{}")
     with Checkpoints(folder) as checkpoints:
-        with pytest.raises(UserError, match=r"/3 is damaged at digests.json; .*/2 is .*no checkpoint is whole, so put"):
+        with pytest.raises(
+            UserError, match=r"/3 is damaged at digests.json; .*/2 is .*no checkpoint is whole, so put back"
+        ):
             checkpoints.newest(abstract(make_state()))
         assert checkpoints.steps == [2, 3]
+
+
+def test_a_reader_is_not_misled_by_a_run_that_deletes_what_it_reads(folder, monkeypatch):
+    former, calls = Checkpoints._read, []
+
+    def slow(self, step, *arguments):
+        if not calls:
+            calls.append(step)
+            with Checkpoints(folder, keep=1) as writer:
+                writer.save(5, make_state(), data={}, config_text="")
+        return former(self, step, *arguments)
+
+    monkeypatch.setattr(Checkpoints, "_read", slow)
+    with Checkpoints(folder) as checkpoints:
+        whole = checkpoints.newest(abstract(make_state()))
+    assert (calls, whole.step, whole.damaged) == ([3], 5, {})
 
 
 def test_a_model_that_does_not_fit_is_no_damage(folder):
