@@ -79,7 +79,7 @@ class Summary:
     Attributes:
         run: the folder.
         config: what the run was started as, or None where no record says it.
-        step: the last one in the metrics, 0 for none.
+        step: the last one in metrics or checkpoints, 0 for none.
         steps: of the configured run, or None likewise.
         best: lowest bits per byte on "valid", or None before the first evaluation.
         last: the newest ones.
@@ -114,7 +114,8 @@ def _summary(workdir: Path) -> Summary:
         status = "running"
     elif status == "running":
         status = "killed"
-    step, scores = 0, []
+    saved = (workdir / folder.CHECKPOINTS).glob("*")
+    step, scores = max((int(path.name) for path in saved if path.name.isdecimal()), default=0), []
     for line in _lines(workdir / folder.METRICS):
         step = max(step, line["step"])
         if line.get("split") == "valid" and line.get("bits_per_byte") is not None:

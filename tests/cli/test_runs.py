@@ -95,7 +95,7 @@ def test_runs_are_listed_with_scores_and_status(trained, lra):
     (killed / "config.gin").touch()
     (killed / "record.json").write_text('{"status": "running", "starts": [{"config": "mine"}], "steps": 9}')
     bare = Path("runs/bare")
-    bare.mkdir()
+    (bare / "checkpoints" / "7").mkdir(parents=True)
     (bare / "config.gin").touch()
     scores = [json.loads(line) for line in Path("runs/deeper/half/metrics.jsonl").read_text().splitlines()[:-1]]
     scores = [line["bits_per_byte"] for line in scores if line["split"] == "valid"]
@@ -110,7 +110,7 @@ def test_runs_are_listed_with_scores_and_status(trained, lra):
     assert found["runs/killed"] == {
         "config": "mine", "step": 0, "steps": 9, "best": None, "last": None, "status": "killed",
     }  # fmt: skip
-    assert found["runs/bare"]["status"] == "unknown"
+    assert (found["runs/bare"]["status"], found["runs/bare"]["step"]) == ("unknown", 7)
     assert json.loads(lra("runs", "runs/tiny", "--json").out)[0]["status"] == "finished"
     assert all(word in table for word in (*found, "2 of 4", "stopped", "running", f"{min(scores):.4f}"))
 

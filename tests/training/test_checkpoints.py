@@ -1,4 +1,5 @@
 import dataclasses
+import time
 
 import jax
 import jax.numpy as jnp
@@ -141,6 +142,16 @@ def test_best_alone_counts_what_is_there(tmp_path):
         checkpoints.save(1, {"x": jnp.ones(2)}, data={}, config_text="", score=1.5)
         checkpoints.wait()
         assert checkpoints.best == 1
+
+
+def test_polling_deletes_what_is_no_longer_kept(tmp_path):
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, make_state(), data={}, config_text="")
+        end = time.monotonic() + 20
+        while checkpoints.steps != [2] and time.monotonic() < end:
+            checkpoints.poll()
+        assert checkpoints.steps == [2]
 
 
 def test_damaged_ones_are_named_and_the_newest_whole_one_taken(folder):

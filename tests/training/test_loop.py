@@ -1,5 +1,7 @@
+import errno
 import functools
 import json
+import os
 
 import jax
 import jax.numpy as jnp
@@ -107,6 +109,17 @@ def test_a_damaged_checkpoint_costs_the_steps_after_the_one_before(small, run, t
     assert (outcome.steps_done, outcome.metrics["loss_nats"]) == (4, whole.metrics["loss_nats"])
     assert steps_of(tmp_path / "run", "train") == [1, 2, 3, 4, 5, 6]
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["4", "4.damaged", "6"]
+
+
+def test_a_save_that_fails_stops_the_run_before_the_next_one(small, run, tmp_path, monkeypatch):
+    def full(self):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Checkpoints, "_write_digests", full)
+    with pytest.raises(UserError, match=r"checkpoints/100 cannot be written \(No space left on device\): make room"):
+        run(small(training={"steps": 199, "checkpoint_every": 100}))
+    assert steps_of(tmp_path / "run", "valid") == []
+    assert 100 <= steps_of(tmp_path / "run", "train")[-1] < 199
 
 
 def test_the_model_of_a_run_is_the_trained_one(small, run, tmp_path):
