@@ -135,6 +135,7 @@ class Checkpoints:
         score = score if score is not None and math.isfinite(score) else None
         meta = {
             "format": FORMAT,
+            "step": step,
             "leaves": {name: _described(name, leaf, step) for name, leaf in leaves.items()},
             "data": dict(data),
             "config": config_text,
@@ -236,6 +237,8 @@ class Checkpoints:
                 f"checkpoint {where} has format {meta['format']}, but this version of lra reads format {FORMAT}: "
                 "use the version that wrote it"
             )
+        if meta["step"] != step:
+            raise DamagedError(f"checkpoint {where} is a copy of step {meta['step']}: {_REMEDY}")
         return meta
 
     def _read(self, step: int, item: str, arguments: Any) -> Any:

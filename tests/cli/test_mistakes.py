@@ -217,9 +217,10 @@ def test_a_text_that_changed(trained, refused, workplace):
 
 
 @pytest.fixture
-def half_way(trained):
-    """The checkpoint as one of step 2, so that training would go on from it."""
-    return (trained / "checkpoints" / "4").rename(trained / "checkpoints" / "2")
+def half_way(lra, workplace):
+    """The checkpoint of a run that was stopped at step 2."""
+    assert lra("train", "tiny.gin", "--steps", "2").status == 0
+    return workplace / "runs" / "tiny" / "checkpoints" / "2"
 
 
 @pytest.mark.parametrize("name", ["digests.json", "meta/metadata", "state/_METADATA"])

@@ -84,11 +84,15 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_it_used(saved, name, 
             checkpoints.restore(2, experiment.abstract_state)
 
 
-def test_an_empty_folder_and_exchanged_items_are_noticed(saved):
+def test_an_empty_folder_and_copies_of_others_are_noticed(saved):
     experiment, folder, _ = saved
     (folder / "3").mkdir()
+    shutil.copytree(folder / "1", folder / "4")
     shutil.rmtree(folder / "2" / "state")
     shutil.copytree(folder / "1" / "state", folder / "2" / "state")
     with Checkpoints(folder) as checkpoints:
         whole = checkpoints.newest(experiment.abstract_state)
-    assert (whole.step, list(whole.damaged)) == (1, [3, 2])
+    assert (whole.step, list(whole.damaged)) == (1, [4, 3, 2])
+    assert whole.damaged[4].endswith("4 is a copy of step 1")
+    assert whole.damaged[3].endswith("3 is damaged at digests.json")
+    assert "2 is damaged at state/" in whole.damaged[2]
