@@ -12,14 +12,11 @@ digests before orbax sees them, and the arrays with theirs, taken of what was in
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import logging
 import math
 import os
 import re
 import shutil
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -32,11 +29,11 @@ from jax import tree
 
 from lra.errors import UserError
 from lra.models.parameters import named
+from lra.training import digests
 
 FORMAT = 2
 """Version of the layout; a change of it needs a way to read the former one, once there has been a release."""
-_DIGESTS = "digests.json"
-_PIECE_BYTES = 1 << 24
+_REMEDY = "put back a copy of that folder, or delete it to use an earlier one"
 _DELETED, _DAMAGED, _UNFINISHED = ".deleted", ".damaged", ".orbax-checkpoint-tmp"
 
 
@@ -132,11 +129,12 @@ class Checkpoints:
         if (last := self.latest) is not None and last >= step:
             raise RuntimeError(f"step {step} cannot be saved: {self.folder} has step {last} already")
         leaves = named(state)
+        _check_finite(leaves, step)
         score = score if score is not None and math.isfinite(score) else None
         meta = {
             "format": FORMAT,
             "step": step,
-            "leaves": {name: _described(name, leaf, step) for name, leaf in leaves.items()},
+            "leaves": {name: digests.described(leaf) for name, leaf in leaves.items()},
             "data": dict(data),
             "config": config_text,
             "score": score,
@@ -194,7 +192,7 @@ class Checkpoints:
         )
         leaves = self._read(step, "state", arguments)
         for name in wanted:
-            if _described(name, leaves[name]) != saved[name]:
+            if digests.described(leaves[name]) != saved[name]:
                 raise DamagedError(f"checkpoint {where} is damaged at {name}: {_REMEDY}")
         return tree.unflatten(tree.structure(abstract), [leaves[name] for name in wanted])
 
@@ -244,18 +242,8 @@ class Checkpoints:
     def _read(self, step: int, item: str, arguments: Any) -> Any:
         """One item, after its files have been verified."""
         where = self.path(step)
-        try:
-            digests = json.loads((where / _DIGESTS).read_bytes())
-            whole = digests["digest"] == _digest(digests["files"])
-            expected = digests["files"][item]
-        except (OSError, ValueError, LookupError, TypeError):
-            whole = False
-        if not whole:
-            raise DamagedError(f"checkpoint {where} is damaged at {_DIGESTS}: {_REMEDY}")
-        found = _checksums(where / item)
-        for name in sorted(expected.keys() | found.keys()):
-            if expected.get(name) != found.get(name):
-                raise DamagedError(f"checkpoint {where} is damaged at {item}/{name}: {_REMEDY}")
+        if (name := digests.damage(where, item)) is not None:
+            raise DamagedError(f"checkpoint {where} is damaged at {name}: {_REMEDY}")
         try:
             return self._orbax.restore(where, args=ocp.args.Composite(**{item: arguments}))[item]
         except Exception as error:  # what orbax adds to a folder afterwards has no digest
@@ -266,8 +254,7 @@ class Checkpoints:
     def _write_digests(self) -> None:
         """Called in the background, when all files of the items are there and before they appear as a checkpoint."""
         (unfinished,) = self.folder.glob(f"{self._pending}{_UNFINISHED}*")
-        files = {item: _checksums(unfinished / item) for item in ("state", "meta")}
-        (unfinished / _DIGESTS).write_text(json.dumps({"files": files, "digest": _digest(files)}), encoding="utf-8")
+        digests.write(unfinished, ("state", "meta"))
 
     def _score(self, step: int) -> float:
         """The score of a checkpoint, infinity where it has none."""
@@ -330,39 +317,13 @@ class Checkpoints:
             self._orbax.close()
 
 
-_REMEDY = "put back a copy of that folder, or delete it to use an earlier one"
-
-
-def _checksums(folder: Path) -> dict[str, int]:
-    """CRC-32 of each file in a folder, by its path from there."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            checksum = 0
-            with path.open("rb") as file:
-                while piece := file.read(_PIECE_BYTES):
-                    checksum = zlib.crc32(piece, checksum)
-            found[path.relative_to(folder).as_posix()] = checksum
-    return found
-
-
-def _described(name: str, leaf: Any, step: int | None = None) -> dict[str, Any]:
-    """The shape, dtype and digest of an array; with a step, on the way to the disk, an array that is not finite raises.
-
-    CRC-32 notices every burst of up to 32 bits and is three times as fast as SHA-256.
-    """
-    array = np.ascontiguousarray(leaf)
-    if step is not None and jnp.issubdtype(array.dtype, jnp.inexact) and not np.isfinite(array).all():
-        raise UserError(
-            f"the state of step {step} is not saved, since {name} is not finite: lower the learning rate or set "
-            "Optimizer.clip_norm"
-        )
-    digest = zlib.crc32(array.reshape(-1).view(np.uint8).data)
-    return {"shape": list(leaf.shape), "dtype": str(array.dtype), "crc32": digest}
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+def _check_finite(leaves: Mapping[str, Any], step: int) -> None:
+    for name, leaf in leaves.items():
+        if jnp.issubdtype(leaf.dtype, jnp.inexact) and not np.isfinite(leaf).all():
+            raise UserError(
+                f"the state of step {step} is not saved, since {name} is not finite: lower the learning rate or set "
+                "Optimizer.clip_norm"
+            )
 
 
 def _compare(where: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any], partial: bool) -> None:
