@@ -12,7 +12,6 @@ digests before orbax sees them, and the arrays with theirs, taken of what was in
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
 import re
@@ -30,6 +29,7 @@ from jax import tree
 from lra.errors import UserError
 from lra.models.parameters import named
 from lra.training import digests
+from lra.training.quiet import quiet
 
 FORMAT = 2
 """Version of the layout; a change of it needs a way to read the former one, once there has been a release."""
@@ -72,7 +72,7 @@ class Checkpoints:
         self._keep, self._keep_best = keep, keep_best
         self._scores: dict[int, float | None] = {}
         self._pending: int | None = None
-        logging.getLogger("absl").addFilter(_not_raised_anyway)
+        self._quiet = quiet()
         self._orbax = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(state=ocp.PyTreeCheckpointHandler(), meta=ocp.JsonCheckpointHandler()),
             async_options=ocp.AsyncOptions(post_finalization_callback=self._write_digests),
@@ -305,12 +305,14 @@ class Checkpoints:
             ) from error
 
     def __enter__(self) -> Self:
+        self._quiet.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with contextlib.ExitStack() as stack:
+            stack.callback(self._quiet.__exit__, None, None, None)
             if kind is not None:  # what went wrong first is what counts
                 stack.enter_context(contextlib.suppress(Exception))
             self.wait()
@@ -340,8 +342,3 @@ def _compare(where: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any], p
     for name in saved:
         if name not in wanted and not partial:
             raise UserError(f"checkpoint {where} has {name}, which this model lacks: use the configuration of that run")
-
-
-def _not_raised_anyway(record: logging.LogRecord) -> bool:
-    """Drops the tracebacks that orbax's threads log of what they then raise."""
-    return not (record.levelno >= logging.ERROR and record.exc_info and "orbax" in record.pathname)

@@ -9,6 +9,7 @@ import pytest
 from lra.errors import UserError
 from lra.training import Checkpoints
 from lra.training.checkpoints import DamagedError
+from lra.training.quiet import quiet
 
 
 def make_state() -> dict:
@@ -142,6 +143,24 @@ def test_best_alone_counts_what_is_there(tmp_path):
         checkpoints.save(1, {"x": jnp.ones(2)}, data={}, config_text="", score=1.5)
         checkpoints.wait()
         assert checkpoints.best == 1
+
+
+class Dying:
+    def __init__(self, error):
+        self.error = error
+
+    def __del__(self):
+        raise self.error
+
+
+def test_only_what_orbax_also_raises_is_kept_quiet(monkeypatch):
+    seen = []
+    monkeypatch.setattr("sys.unraisablehook", lambda unraisable: seen.append(str(unraisable.exc_value)))
+    with quiet():
+        Dying(RuntimeError("Event loop is closed"))
+        Dying(RuntimeError("something else"))
+    Dying(RuntimeError("Event loop is closed"))
+    assert seen == ["something else", "Event loop is closed"]
 
 
 def test_polling_deletes_what_is_no_longer_kept(tmp_path):
