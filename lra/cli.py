@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from lra import __version__
-from lra.errors import UserError, quoted
+from lra.errors import Interrupted, UserError, quoted
 
 ANY_CONFIG = "a shipped name, a .gin file or a run folder"
 
@@ -19,13 +20,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Returns:
-        0 on success, 2 for a user's mistake, 1 when interrupted or when nobody reads the output; anything else raises.
+        0 on success, 2 for a user's mistake, 130 when interrupted by Ctrl-C and 143 by SIGTERM, 1 when nobody reads the
+        output; anything else raises.
 
     Raises:
         SystemExit: after --help and --version, and with status 2 where the arguments cannot be parsed.
     """
     options = _parser().parse_args(argv)
     logging.getLogger("jax._src.debugging").setLevel(logging.CRITICAL)  # would log what is said below, with a traceback
+    options.command_line = ["lra", *(sys.argv[1:] if argv is None else argv)]
     try:
         from lra.commands import COMMANDS  # jax and flax are imported only when something is to be done
 
@@ -34,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"lra: {error}", file=sys.stderr)
         return 2
+    except Interrupted as stop:
+        print(f"lra: {stop}", file=sys.stderr)
+        return 128 + stop.signal
     except RuntimeError as error:
         if (sentence := quoted(error)) is None:
             raise
@@ -41,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         print("lra: interrupted", file=sys.stderr)
-        return 1
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # whoever reads, such as `head`, has enough; Python's own flush at exit would complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -75,6 +81,9 @@ def _parser() -> _Parser:
     evaluate.add_argument("--protocol", metavar="NAME", help="of Experiment.protocols (the first one)")
     evaluate.add_argument("--partial", type=int, metavar="TOKENS", help="score the first tokens only, and say so")
 
+    runs = _command(commands, "runs", "list runs with their scores and status", overrides=False)
+    runs.add_argument("folder", nargs="?", default="runs", metavar="DIR", help="where to look (runs)")
+
     generate = _command(commands, "generate", "continue a text")
     _run_arguments(generate)
     generate.add_argument("--prompt", required=True, metavar="TEXT")
@@ -84,7 +93,8 @@ def _parser() -> _Parser:
     generate.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens of this probability")
     generate.add_argument("--seed", type=int, default=0, help="the same seed gives the same text (0)")
 
-    _config_command(commands, "config", "print every parameter with its effective value")
+    resolved = _config_command(commands, "config", "print every parameter with its effective value")
+    resolved.add_argument("--diff", metavar="OTHER", help=f"print what differs in another one ({ANY_CONFIG})")
     _config_command(commands, "params", "count parameters")
     cost = _config_command(commands, "cost", "count operations a token and bytes, by part")
     cost.add_argument("--length", type=int, metavar="N", help="tokens of a row (those of a training segment)")
@@ -156,6 +166,9 @@ def _run_arguments(parser: _Parser) -> None:
         help="a run folder, or CONFIG for runs/CONFIG",
     )
     parser.add_argument("--workdir", help="folder of the run")
+    parser.add_argument(
+        "--checkpoint", default="newest", metavar="WHICH", help="newest (default), best (on valid), or a step"
+    )
 
 
 def _attention_option(parser: _Parser) -> None:

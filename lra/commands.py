@@ -31,6 +31,7 @@ from lra.models import parameters
 from lra.models.cost import cost
 from lra.models.generation import generate
 from lra.training import Experiment, load_model, train
+from lra.training.record import summaries
 
 RUNS = Path("runs")
 REFERENCE_BYTES = 1 << 24
@@ -51,7 +52,7 @@ def train_command(options: argparse.Namespace) -> None:
         console.print(loaded.swapped, markup=False, highlight=False, soft_wrap=True)
     outcome = train(
         experiment, workdir, config_text=config.resolved_text(), difference=config.difference, steps=options.steps,
-        profile=profile, console=console,
+        profile=profile, console=console, about={"config": options.config, "command": options.command_line},
     )  # fmt: skip
     if options.json:
         _print_json(
@@ -91,7 +92,7 @@ def eval_command(options: argparse.Namespace) -> None:
     name = options.protocol or next(iter(experiment.protocols))
     if name not in experiment.protocols:
         raise UserError(f"there is no protocol {name!r} in this run: there are {', '.join(experiment.protocols)}")
-    model, step, data = load_model(experiment, _find_run(options))
+    model, step, data = load_model(experiment, _find_run(options), checkpoint=options.checkpoint)
     corpus = experiment.corpus
     if data["digest"] != corpus.digest:
         raise UserError(
@@ -119,7 +120,7 @@ def eval_command(options: argparse.Namespace) -> None:
 def generate_command(options: argparse.Namespace) -> None:
     """`lra generate`: continues a text."""
     experiment, _ = _build(options, run=_find_run(options))
-    model, step, _ = load_model(experiment, _find_run(options))
+    model, step, _ = load_model(experiment, _find_run(options), checkpoint=options.checkpoint)
     vocabulary = experiment.corpus.vocabulary
     prompt = os.fsencode(options.prompt)  # the bytes that were typed, whether or not they are valid text
     ids = generate(
@@ -141,7 +142,16 @@ def generate_command(options: argparse.Namespace) -> None:
 
 
 def config_command(options: argparse.Namespace) -> None:
-    """`lra config`: the resolved configuration."""
+    """`lra config`: the resolved configuration, or what differs in another one."""
+    if options.diff is not None:
+        changed = config.changes(
+            _resolved_text(options), _resolved_text(argparse.Namespace(config=options.diff, set=[]))
+        )
+        if options.json:
+            _print_json({key: {"this": old, "other": new} for key, (old, new) in changed.items()})
+        else:
+            print("".join(f"{line}\n" for line in config.lines(changed)), end="")
+        return
     _, loaded = _build(options)
     if options.json:
         _print_json(config.resolved())
@@ -149,6 +159,32 @@ def config_command(options: argparse.Namespace) -> None:
     if loaded.swapped:
         print(f"# {loaded.swapped}")
     print(config.resolved_text(), end="")
+
+
+def _resolved_text(options: argparse.Namespace) -> str:
+    """The resolved configuration; of a run, if nothing is overridden, as it was when the run began."""
+    path = config.find(options.config)
+    if path.parent == Path(options.config) and not options.set and not getattr(options, "attention", None):
+        return path.read_text(encoding="utf-8")
+    _build(options)
+    return config.resolved_text()
+
+
+def runs_command(options: argparse.Namespace) -> None:
+    """`lra runs`: the runs in a folder."""
+    root = Path(options.folder)
+    if not root.is_dir():
+        raise UserError(f"there is no folder {root}: name one that holds runs, or train one with `lra train`")
+    found = summaries(root)
+    if options.json:
+        _print_json([dataclasses.asdict(run) for run in found])
+        return
+    table = Table("run", "config", "step", "best", "last", "status", caption="best and last: bits per byte on valid")
+    for run in found:
+        steps = f"{run.step:,}" + (f" of {run.steps:,}" if run.steps else "")
+        scores = ("" if score is None else f"{score:.4f}" for score in (run.best, run.last))
+        table.add_row(run.run, run.config or "", steps, *scores, run.status)
+    Console().print(table)
 
 
 def params_command(options: argparse.Namespace) -> None:
@@ -347,6 +383,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "config": config_command,
     "params": params_command,
     "cost": cost_command,
+    "runs": runs_command,
     "attention list": list_command,
     "attention show": show_command,
     "bench": bench_command,

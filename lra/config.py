@@ -205,12 +205,22 @@ def resolved_text() -> str:
 
 def difference(old_text: str, new_text: str) -> list[str]:
     """What differs between two resolved configurations, such as "Adam.learning_rate: 0.1 -> 0.2", sorted."""
+    return lines(changes(old_text, new_text))
+
+
+def lines(changed: Mapping[str, tuple[str | None, str | None]]) -> list[str]:
+    """A line for each of the changes."""
+    return [f"{key}: {old or '(absent)'} -> {new or '(absent)'}" for key, (old, new) in changed.items()]
+
+
+def changes(old_text: str, new_text: str) -> dict[str, tuple[str | None, str | None]]:
+    """The parameters that differ between two resolved configurations, sorted, with both values; None where absent."""
     old, new = (
         {str(binding.key): literal(binding.value) for binding in gin_files.read_text(text, shown).values()}
         for text, shown in ((old_text, "the old configuration"), (new_text, "the new configuration"))
     )
     changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-    return [f"{key}: {old.get(key, '(absent)')} -> {new.get(key, '(absent)')}" for key in changed]
+    return {key: (old.get(key), new.get(key)) for key in changed}
 
 
 def _resolved() -> dict[Key, str]:
@@ -236,6 +246,10 @@ def _checked(key: Key, bindings: Bindings) -> Any:
         raise UserError(f"{binding} names a parameter that {key.name} does not have: {remedy}")
     annotation = known[key.parameter].annotation
     value = _expand(binding.value, key, bindings, annotation)
+    try:
+        literal(value)
+    except UserError as error:
+        raise UserError(f"{key} ({binding.place}): {error}") from error
     if wrong := mismatch(gin_files.replace(value, _to_class), annotation):
         sources = sorted(f"{bindings[macro]}" for macro in gin_files.macros([binding.value], bindings))
         raise UserError(f"{key} ({binding.place}) {wrong}{'; it comes from ' + ', '.join(sources) if sources else ''}")

@@ -51,7 +51,8 @@ def test_commands_run(page, tmp_path, monkeypatch, capsysbinary):
     if any("quickstart" in words for words in commands(page)):
         assert main(["train", "quickstart", *sets]) == 0
     for words in commands(page):
-        extra = {"train": sets, "config": sets, "eval": ["--partial", "50"]}.get(words[0], [])
+        config = [] if "--diff" in words else sets
+        extra = {"train": sets, "config": config, "eval": ["--partial", "50"]}.get(words[0], [])
         assert main([*words, *extra]) == 0, (words, capsysbinary.readouterr().err)
 
 

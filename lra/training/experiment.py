@@ -28,6 +28,8 @@ class Training:
         evaluate_tokens: how much of "valid" is scored each time; None for all of it.
         checkpoint_every: steps between checkpoints; 0 for none but the last.
         keep_checkpoints: how many of the newest are kept.
+        keep_best: how many of the best are kept besides, by bits per byte on "valid"; an evaluation that comes among
+            them is saved, whatever `checkpoint_every` says.
         log_every: steps between lines of metrics.
         tensorboard: whether the metrics are written for TensorBoard too.
     """
@@ -40,6 +42,7 @@ class Training:
         evaluate_tokens: int | None = None,
         checkpoint_every: int = 0,
         keep_checkpoints: int = 2,
+        keep_best: int = 0,
         log_every: int = 10,
         tensorboard: bool = False,
     ) -> None:
@@ -48,6 +51,7 @@ class Training:
             ("evaluate_every", evaluate_every, 0),
             ("checkpoint_every", checkpoint_every, 0),
             ("keep_checkpoints", keep_checkpoints, 1),
+            ("keep_best", keep_best, 0),
             ("log_every", log_every, 1),
         ):
             require(self, name, value, whole(value, least), f"an integer of at least {least}")
@@ -55,7 +59,7 @@ class Training:
         require(self, "evaluate_tokens", evaluate_tokens, limited, "an integer of at least 1, or None")
         self.steps, self.log_every, self.tensorboard = steps, log_every, tensorboard
         self.evaluate_every, self.evaluate_tokens = evaluate_every, evaluate_tokens
-        self.checkpoint_every, self.keep_checkpoints = checkpoint_every, keep_checkpoints
+        self.checkpoint_every, self.keep_checkpoints, self.keep_best = checkpoint_every, keep_checkpoints, keep_best
 
 
 class Experiment:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import numpy as np
 from flax import nnx
 from rich.console import Console
 
-from lra.data import Batch, BatchIterator, Corpus
-from lra.errors import UserError
+from lra.data import Batch, BatchIterator
+from lra.errors import Interrupted, UserError
 from lra.evaluation import evaluate
 from lra.models import Decoder
 from lra.training import folder, memory
@@ -24,9 +24,12 @@ from lra.training.checkpoints import Checkpoints
 from lra.training.clock import Clock
 from lra.training.compiled import Step
 from lra.training.experiment import Experiment
+from lra.training.interruption import Interruption
 from lra.training.metrics import MetricsFile
 from lra.training.profile import Profile
 from lra.training.progress import Progress
+from lra.training.record import recorded
+from lra.training.resume import identity, resume, select
 from lra.training.state import TrainState
 from lra.training.step import make_step
 from lra.training.tensorboard import TensorBoard
@@ -62,44 +65,48 @@ def train(
     steps: int | None = None,
     profile: tuple[int, int] | None = None,
     console: Console | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> Outcome:
-    """Trains until the configured step, or continues what is in the folder.
+    """Trains until the configured step, or continues what is in the folder from its newest whole checkpoint.
 
     Args:
         experiment: the run's configuration, constructed.
-        workdir: folder of the run: `config.gin`, `metrics.jsonl`, `checkpoints/`, `tensorboard/` if wanted.
+        workdir: folder of the run: `config.gin`, `record.json`, `metrics.jsonl`, `checkpoints/`, maybe `tensorboard/`.
         config_text: the resolved configuration.
         difference: says what differs between two resolved configurations, a line each.
         steps: step after which to stop, at most `Training.steps`; changes neither schedule nor configuration.
         profile: first and last step of which a trace is written to `profile/`; None for none.
         console: where progress is shown; None for stderr.
+        about: facts of this start for the record, such as the command line.
 
     Raises:
-        UserError: the folder is of another run or of none, the corpus changed, the loss is not finite, a setting that
-            shows only with the data does not fit. Nothing is written before everything has been checked.
+        UserError: the folder is of another run or of none or in use, the corpus changed, the loss is not finite, a
+            setting that shows only with the data does not fit, no checkpoint is whole, the disk is full. Nothing is
+            written before everything has been checked.
+        Interrupted: SIGTERM or Ctrl-C came; the state after the step that was running has been saved.
     """
     begin = time.perf_counter()
     target = _target(experiment, steps)
     _check_profile(profile, 0, target)
     folder.check(workdir, config_text, difference)
     batches, step_function = _prepare(experiment)
-    folder.create(workdir, config_text)
     console = console or Console(stderr=True)
-    with Checkpoints(workdir / folder.CHECKPOINTS, keep=experiment.training.keep_checkpoints) as checkpoints:
-        start = checkpoints.latest or 0
-        if start:
-            _check_corpus(experiment.corpus, checkpoints.data(start), workdir)
+    training, corpus = experiment.training, identity(experiment.corpus)
+    with (
+        folder.claim(workdir, config_text, difference),
+        Interruption() as interruption,
+        Checkpoints(
+            workdir / folder.CHECKPOINTS, keep=training.keep_checkpoints, keep_best=training.keep_best
+        ) as checkpoints,
+    ):
+        start, state = resume(experiment, workdir, checkpoints, batches, console)
         if start >= target:
             Progress(console, target, start).say(f"{workdir} is at step {start} already: nothing to do")
             return Outcome(start, 0, time.perf_counter() - begin, checkpoints.path(start), {}, {})
         _check_profile(profile, start, target)
-        if start:
-            state = checkpoints.restore(start, experiment.abstract_state)
-            batches.set_state(checkpoints.data(start)["iterator"])
-        else:
-            _, state = experiment.initial()
-        shown = experiment.training.tensorboard
+        shown = training.tensorboard
         with (
+            recorded(workdir, step=start, target=target, total=training.steps, corpus=corpus, about=about or {}),
             TensorBoard(workdir / folder.TENSORBOARD, start) if shown else contextlib.nullcontext() as board,
             MetricsFile(workdir / folder.METRICS, start, board) as metrics,
             Progress(console, target, start) as progress,
@@ -109,32 +116,33 @@ def train(
             if start:
                 progress.say(f"resuming {workdir} from step {start}")
             _report_memory(experiment, step_function, metrics, progress, start)
-            run = _Run(experiment, config_text, checkpoints, metrics, progress, target, clock, tracing)
+            run = _Run(experiment, config_text, checkpoints, metrics, progress, target, interruption, clock, tracing)
             run.loop(state, start, batches, step_function)
     seconds = time.perf_counter() - begin
     return Outcome(target, target - start, seconds, checkpoints.path(target), run.last_metrics, run.last_evaluation)
 
 
-def load_model(experiment: Experiment, workdir: Path) -> tuple[Decoder, int, dict[str, Any]]:
-    """Restores the model of a run's newest checkpoint.
+def load_model(
+    experiment: Experiment, workdir: Path, *, checkpoint: str = "newest", console: Console | None = None
+) -> tuple[Decoder, int, dict[str, Any]]:
+    """Restores the model of one of a run's checkpoints.
+
+    Args:
+        experiment: the run's configuration, constructed.
+        workdir: folder of the run.
+        checkpoint: "newest" (that is whole), "best" (by the score while training) or a step.
+        console: where damaged checkpoints are named; None for stderr.
 
     Returns:
         The model, the step, and the data item: "iterator" (position), "corpus" (name), "description", "digest".
 
     Raises:
-        UserError: there is no checkpoint, or it is of another model.
+        UserError: there is no such checkpoint, it is damaged, or it is of another model.
     """
-    path = workdir / folder.CHECKPOINTS
-    missing = f"{workdir} holds no checkpoint: train first, with `lra train`"
-    if not path.is_dir():
-        raise UserError(missing)
-    with Checkpoints(path) as checkpoints:
-        step = checkpoints.latest
-        if step is None:
-            raise UserError(missing)
+    with Checkpoints(workdir / folder.CHECKPOINTS) as checkpoints:
         abstract = experiment.abstract_state
         wanted = {"parameters": abstract.parameters, "buffers": abstract.buffers}
-        values = checkpoints.restore(step, wanted, partial=True)
+        step, values = select(checkpoints, workdir, wanted, checkpoint, console or Console(stderr=True))
         return nnx.merge(experiment.graph, values["parameters"], values["buffers"]), step, checkpoints.data(step)
 
 
@@ -149,10 +157,12 @@ class _Run:
         metrics: MetricsFile,
         progress: Progress,
         target: int,
+        interruption: Interruption,
         clock: Clock,
         profile: Profile,
     ) -> None:
         self._experiment, self._config_text, self._target = experiment, config_text, target
+        self._interruption = interruption
         self._checkpoints, self._metrics, self._progress = checkpoints, metrics, progress
         self._clock, self._profile = clock, profile
         self.last_metrics: dict[str, Any] = {}
@@ -170,17 +180,25 @@ class _Run:
             if pending is not None:
                 self._finish(*pending)
             pending = (step, metrics)
+            self._checkpoints.poll()
+            asked = self._interruption.signal
             evaluates = step == self._target or _due(step, training.evaluate_every)
-            saves = step == self._target or _due(step, training.checkpoint_every)
+            saves = step == self._target or _due(step, training.checkpoint_every) or asked is not None
             if evaluates or saves:
                 self._finish(*pending)
                 pending = None
                 self._clock.pause()
-            if evaluates:
-                self._evaluate(step, state)
-            if saves:
-                data = {"iterator": batches.get_state(), **_identity(self._experiment.corpus)}
-                self._checkpoints.save(step, state, data=data, config_text=self._config_text)
+            score = self._evaluate(step, state) if evaluates else None
+            if saves or (score is not None and self._checkpoints.would_be_best(score)):
+                data = {"iterator": batches.get_state(), **identity(self._experiment.corpus)}
+                self._checkpoints.save(step, state, data=data, config_text=self._config_text, score=score)
+            if asked is not None and step < self._target:
+                self._checkpoints.wait()
+                where = self._checkpoints.path(step)
+                raise Interrupted(
+                    f"{asked.name}: stopped after step {step}, saved in {where}; run again to go on", asked
+                )
+        self._checkpoints.wait()
 
     def _finish(self, step: int, arrays: dict[str, Any]) -> None:
         """Fetches the metrics of a step, checks and logs them."""
@@ -202,7 +220,8 @@ class _Run:
             left = None if seconds_a_step is None else (self._target - step) * seconds_a_step
             self._progress.report(step, float(metrics["bits_per_byte"]), machine["tokens_per_second"], left)
 
-    def _evaluate(self, step: int, state: TrainState) -> None:
+    def _evaluate(self, step: int, state: TrainState) -> float:
+        """Scores "valid" and gives its bits per byte."""
         experiment = self._experiment
         report = evaluate(
             experiment.model(state), experiment.corpus, "valid", experiment.protocol,
@@ -221,6 +240,7 @@ class _Run:
         self.last_evaluation = self._metrics.write(line)
         scored = f"{report.tokens_scored:,} of {report.tokens_expected:,} tokens"
         self._progress.say(f"step {step}  valid: {report.bits_per_byte:.4f} bits per byte ({scored})")
+        return report.bits_per_byte
 
 
 def _due(step: int, every: int) -> bool:
@@ -286,15 +306,3 @@ def _check_shapes(experiment: Experiment, step: Step) -> None:
         jax.eval_shape(lambda state: step(state, batch), experiment.abstract_state)
     except ValueError as error:
         raise UserError(str(error)) from error
-
-
-def _identity(corpus: Corpus) -> dict[str, str]:
-    return {"corpus": corpus.name, "description": corpus.description, "digest": corpus.digest}
-
-
-def _check_corpus(corpus: Corpus, data: dict[str, Any], workdir: Path) -> None:
-    if (data["corpus"], data["digest"]) != (corpus.name, corpus.digest):
-        raise UserError(
-            f"{workdir} was trained on {data['description']}, but the corpus is now {corpus.description}: "
-            "restore the former text or choose another folder"
-        )

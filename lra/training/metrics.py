@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from lra.errors import UserError
+from lra.training import folder
 from lra.training.tensorboard import TensorBoard
 
 
@@ -32,13 +33,17 @@ class MetricsFile:
     def __init__(self, path: Path, step: int, board: TensorBoard | None = None) -> None:
         if path.exists():
             _rewind(path, step)
-        self._file, self._board = path.open("a", encoding="utf-8"), board
+        self._path, self._board = path, board
+        self._file = path.open("a", encoding="utf-8")
 
     def write(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Appends one line and returns it: arrays as lists, and None for numbers that JSON lacks (NaN, infinities)."""
         line = {name: _plain(value) for name, value in values.items()}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise folder.unwritable(self._path, error) from error
         if self._board is not None:
             self._board.write(line)
         return line
@@ -49,7 +54,8 @@ class MetricsFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # of a line that `write` could not write, as it has said
+            self._file.close()
 
 
 def _rewind(path: Path, step: int) -> None:
@@ -64,9 +70,7 @@ def _rewind(path: Path, step: int) -> None:
         if done <= step:
             kept.append(line + "\n")
     if "".join(kept) != text:
-        new = path.with_name(path.name + ".new")
-        new.write_text("".join(kept), encoding="utf-8")
-        os.replace(new, path)
+        folder.replace(path, "".join(kept))
 
 
 def _plain(value: Any) -> Any:

@@ -55,7 +55,8 @@ def sets(flags: list[str]) -> tuple[str, ...]:
 
 
 def test_a_run_learns_and_leaves_its_configuration_metrics_and_checkpoint(trained):
-    assert {path.name for path in trained.iterdir()} == {"config.gin", "metrics.jsonl", "checkpoints"}
+    names = {"config.gin", "record.json", "metrics.jsonl", "checkpoints", "lock"}
+    assert {path.name for path in trained.iterdir()} == names
     lines = metrics(trained)
     kinds = [(line["step"], line["split"]) for line in lines]
     assert kinds == [(0, "memory"), *((n, "train") for n in (1, 2, 3, 4)), (4, "valid")]
@@ -162,6 +163,26 @@ def test_a_score_of_a_part_is_labelled(trained, lra):
 def test_the_run_counts_and_not_the_shipped_configuration_of_its_name(trained, lra):
     trained.rename("text_file")
     assert json.loads(lra("eval", "--workdir", "text_file", "--json").out)["step"] == 4
+
+
+@pytest.mark.parametrize("command", ["eval --json --partial 20", "generate --json --prompt x --tokens 1"])
+def test_a_checkpoint_may_be_chosen(lra, command):
+    flags = ["Training.evaluate_every = 1", "Training.keep_best = 1", "LEARNING_RATE = 0.05"]
+    assert lra("train", "tiny.gin", *sets(flags)).status == 0
+    scores = {line["step"]: line["bits_per_byte"] for line in metrics(Path("runs/tiny")) if line["split"] == "valid"}
+    best = min(scores, key=scores.get)
+    chosen = {"newest": 4, "best": best, str(best): best}
+    for which, step in chosen.items():
+        assert json.loads(lra(*command.split(), "tiny.gin", "--checkpoint", which).out)["step"] == step
+
+
+def test_a_damaged_checkpoint_is_named_and_passed_over(lra):
+    assert lra("train", "tiny.gin", "--set", "Training.checkpoint_every = 2").status == 0
+    (Path("runs/tiny/checkpoints/4") / "meta" / "metadata").write_bytes(b"")
+    for command in (["eval", "tiny.gin", "--json"], ["generate", "tiny.gin", "--json", "--prompt", "x"]):
+        result = lra(*command)
+        assert json.loads(result.out)["step"] == 2
+        assert result.err.endswith("checkpoints/4 is damaged at meta/metadata: going on with step 2\n")
 
 
 # generate

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lra import config
+from lra.errors import Interrupted
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -238,17 +241,18 @@ def test_a_text_that_changed(trained, refused, workplace):
 
 
 @pytest.fixture
-def half_way(trained):
-    """The checkpoint as one of step 2, so that training would go on from it."""
-    return (trained / "checkpoints" / "4").rename(trained / "checkpoints" / "2")
+def half_way(lra, workplace):
+    """The checkpoint of a run that was stopped at step 2."""
+    assert lra("train", "tiny.gin", "--steps", "2").status == 0
+    return workplace / "runs" / "tiny" / "checkpoints" / "2"
 
 
-@pytest.mark.parametrize("name", ["config/metadata", "data/metadata", "state/_METADATA"])
+@pytest.mark.parametrize("name", ["digests.json", "meta/metadata", "state/_METADATA"])
 @pytest.mark.parametrize("command", ["eval", "train"])
 def test_a_checkpoint_that_is_cut_off(half_way, refused, name, command):
     path = half_way / name
     path.write_bytes(path.read_bytes()[:-9])
-    refused([command, "tiny.gin"], "checkpoints/2 is damaged", "delete that folder to use an earlier one")
+    refused([command, "tiny.gin"], f"checkpoints/2 is damaged at {name}", "no checkpoint is whole", "put back a copy")
 
 
 def test_a_checkpoint_with_a_flipped_bit(half_way, refused):
@@ -256,7 +260,35 @@ def test_a_checkpoint_with_a_flipped_bit(half_way, refused):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
-    refused(["train", "tiny.gin"], "checkpoints/2 is damaged", "delete that folder to use an earlier one")
+    refused(["train", "tiny.gin"], "checkpoints/2 is damaged at state/", "no checkpoint is whole", "put back a copy")
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [("3", ["no checkpoint '3'", "of steps 4"]), ("first", ["'first'", "newest, best"]), ("-1", ["'-1'", "steps 4"])],
+)
+def test_a_checkpoint_that_is_not_there(trained, refused, which, words):
+    refused(["eval", "tiny.gin", f"--checkpoint={which}"], *words)
+
+
+def test_a_folder_that_another_process_trains_in(trained, refused, lra):
+    from lra.training import folder
+
+    text = (trained / "config.gin").read_text(encoding="utf-8")
+    with folder.claim(trained, text, config.difference):
+        refused(["train", "tiny.gin"], "another process is training in runs/tiny", "--workdir")
+        assert lra("eval", "tiny.gin").status == 0
+    assert lra("train", "tiny.gin").status == 0
+
+
+def test_no_folder_of_runs(refused):
+    refused(["runs"], "there is no folder runs", "lra train")
+    refused(["runs", "elsewhere"], "there is no folder elsewhere")
+
+
+@pytest.mark.parametrize("value", ["1e999", "-1e999", "1j", "b'x'"])
+def test_a_value_without_a_literal_form(refused, value):
+    refused(["config", "tiny.gin", "--set", f"Stack.dropout = {value}"], "Stack.dropout (--set)")
 
 
 # evaluation and generation
@@ -338,13 +370,23 @@ def test_a_benchmark_that_cannot_be(refused, arguments, words):
 # what is no mistake of the user's
 
 
-def test_an_interruption_is_one_line_and_status_one(lra, monkeypatch):
+def test_an_interruption_is_one_line_and_status_130(lra, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("lra.config.load", interrupt)
     result = lra("config")
-    assert (result.status, result.out, result.err) == (1, "", "lra: interrupted\n")
+    assert (result.status, result.out, result.err) == (130, "", "lra: interrupted\n")
+
+
+def test_a_run_that_was_stopped_is_one_line_and_the_status_of_its_signal(lra, monkeypatch):
+    def stop(*_, **__):
+        raise Interrupted("SIGTERM: stopped after step 3, saved in there; run again to go on", 15)
+
+    monkeypatch.setattr("lra.commands.train", stop)
+    result = lra("train", "tiny.gin")
+    assert (result.status, result.out) == (143, "")
+    assert result.err == "lra: SIGTERM: stopped after step 3, saved in there; run again to go on\n"
 
 
 def test_a_reader_that_has_enough_is_no_crash(workplace):

@@ -1,4 +1,5 @@
 import dataclasses
+import time
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +8,8 @@ import pytest
 
 from lra.errors import UserError
 from lra.training import Checkpoints
+from lra.training.checkpoints import DamagedError
+from lra.training.quiet import quiet
 
 
 def make_state() -> dict:
@@ -83,17 +86,145 @@ def test_partly_restored_leaves_are_checked_too(folder):
             checkpoints.restore(3, abstract({"other": jnp.ones(1)}), partial=True)
 
 
-def test_a_save_that_orbax_declines_is_an_error(folder):
-    with Checkpoints(folder, keep=2) as checkpoints, pytest.raises(RuntimeError, match="did not save step 2"):
-        checkpoints.save(2, make_state(), data={}, config_text="")
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_step_that_is_not_newer_is_an_error(folder, step):
+    with Checkpoints(folder, keep=2) as checkpoints, pytest.raises(RuntimeError, match=f"step {step} cannot be saved"):
+        checkpoints.save(step, make_state(), data={}, config_text="")
 
 
-def test_other_bits_are_noticed(folder, monkeypatch):
-    from lra.training import checkpoints as module
+def test_arrays_are_compared_with_what_was_in_memory(folder, monkeypatch):
+    """The files are as they were written; what is between them and memory is at fault."""
+    from orbax.checkpoint import AsyncCheckpointer
 
-    monkeypatch.setattr(module, "_checksum", lambda leaf, former=module._checksum: former(leaf) ^ (leaf.ndim == 2))
-    with Checkpoints(folder) as checkpoints, pytest.raises(UserError, match="3 is damaged at matrix"):
-        checkpoints.restore(3, abstract(make_state()))
+    former = AsyncCheckpointer.restore
+
+    def other(self, *arguments, **options):
+        found = former(self, *arguments, **options)
+        if "state" in found.keys():  # noqa: SIM118 - orbax' Composite
+            found.state["matrix"] = found.state["matrix"].at[2, 3].multiply(1 + 1e-6)
+        return found
+
+    with Checkpoints(folder) as checkpoints, monkeypatch.context() as patch:
+        patch.setattr(AsyncCheckpointer, "restore", other)
+        with pytest.raises(UserError, match="3 is damaged at matrix"):
+            checkpoints.restore(3, abstract(make_state()))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_state_that_is_not_finite_is_never_saved(folder, value, dtype):
+    state = make_state() | {"worse": jnp.array([1, value], dtype)}
+    with Checkpoints(folder, keep=2) as checkpoints:
+        with pytest.raises(UserError, match="state of step 4 is not saved, since worse is not finite"):
+            checkpoints.save(4, state, data={}, config_text="")
+        assert checkpoints.steps == [2, 3]
+
+
+def test_the_best_are_kept_besides_the_newest(tmp_path):
+    """Scores that get worse, a step without one, one that is not a number, a tie (the earlier one stays)."""
+    scores = [3.0, 2.0, 2.5, None, float("nan"), 2.0, 9.0, -float("inf")]
+    kept = []
+    for step, score in enumerate(scores, start=1):
+        with Checkpoints(tmp_path, keep=2, keep_best=2) as checkpoints:  # a new process each time
+            better = checkpoints.would_be_best(np.inf if score is None else score)
+            checkpoints.save(step, {"x": jnp.ones(2)}, data={}, config_text="", score=score)
+            checkpoints.wait()
+            kept.append(checkpoints.steps)
+            assert better == (step in (1, 2, 3, 6)), step
+    assert kept == [[1], [1, 2], [1, 2, 3][1:], [2, 3, 4], [2, 3, 4, 5], [2, 5, 6], [2, 6, 7], [2, 6, 7, 8]]
+    with Checkpoints(tmp_path) as checkpoints:
+        assert (checkpoints.best, checkpoints.latest) == (2, 8)
+
+
+def test_best_alone_counts_what_is_there(tmp_path):
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        assert checkpoints.best is None
+        assert not checkpoints.would_be_best(0.5)
+        checkpoints.save(1, {"x": jnp.ones(2)}, data={}, config_text="", score=1.5)
+        checkpoints.wait()
+        assert checkpoints.best == 1
+
+
+class Dying:
+    def __init__(self, error):
+        self.error = error
+
+    def __del__(self):
+        raise self.error
+
+
+def test_only_what_orbax_also_raises_is_kept_quiet(monkeypatch):
+    seen = []
+    monkeypatch.setattr("sys.unraisablehook", lambda unraisable: seen.append(str(unraisable.exc_value)))
+    with quiet():
+        Dying(RuntimeError("Event loop is closed"))
+        Dying(RuntimeError("something else"))
+    Dying(RuntimeError("Event loop is closed"))
+    assert seen == ["something else", "Event loop is closed"]
+
+
+def test_polling_deletes_what_is_no_longer_kept(tmp_path):
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, make_state(), data={}, config_text="")
+        end = time.monotonic() + 20
+        while checkpoints.steps != [2] and time.monotonic() < end:
+            checkpoints.poll()
+        assert checkpoints.steps == [2]
+
+
+def test_damaged_ones_are_named_and_the_newest_whole_one_taken(folder):
+    (folder / "3" / "meta" / "metadata").unlink()
+    with Checkpoints(folder, keep=2) as checkpoints:
+        step, state, damaged = checkpoints.newest(abstract(make_state()))
+        assert step == 2
+        assert damaged == {3: f"checkpoint {folder / '3'} is damaged at meta/metadata"}
+        np.testing.assert_array_equal(state["matrix"], make_state()["matrix"])
+        checkpoints.set_aside(3)
+        checkpoints.save(3, make_state(), data={}, config_text="")
+    assert sorted(path.name for path in folder.iterdir()) == ["2", "3", "3.damaged"]
+
+
+def test_without_a_whole_one_all_are_named(folder):
+    for step in "23":
+        (folder / step / "digests.json").write_text("{}")
+    with Checkpoints(folder) as checkpoints:
+        with pytest.raises(
+            UserError, match=r"/3 is damaged at digests.json; .*/2 is .*no checkpoint is whole, so put back"
+        ):
+            checkpoints.newest(abstract(make_state()))
+        assert checkpoints.steps == [2, 3]
+
+
+def test_a_reader_is_not_misled_by_a_run_that_deletes_what_it_reads(folder, monkeypatch):
+    former, calls = Checkpoints._read, []
+
+    def slow(self, step, *arguments):
+        if not calls:
+            calls.append(step)
+            with Checkpoints(folder, keep=1) as writer:
+                writer.save(5, make_state(), data={}, config_text="")
+        return former(self, step, *arguments)
+
+    monkeypatch.setattr(Checkpoints, "_read", slow)
+    with Checkpoints(folder) as checkpoints:
+        whole = checkpoints.newest(abstract(make_state()))
+    assert (calls, whole.step, whole.damaged) == ([3], 5, {})
+
+
+def test_a_model_that_does_not_fit_is_no_damage(folder):
+    other = make_state() | {"more": jnp.ones(2)}
+    with Checkpoints(folder) as checkpoints, pytest.raises(UserError, match="3 lacks more") as caught:
+        checkpoints.newest(abstract(other))
+    assert not isinstance(caught.value, DamagedError)
+
+
+def test_a_deletion_that_was_cut_off_leaves_no_checkpoint(folder):
+    (folder / "1.deleted").mkdir()
+    with Checkpoints(folder) as checkpoints:
+        assert checkpoints.steps == [2, 3]
+    with Checkpoints(folder, keep=2):
+        assert sorted(path.name for path in folder.iterdir()) == ["2", "3"]
 
 
 def test_an_unfinished_checkpoint_is_passed_over_and_a_reader_leaves_it_alone(folder):
@@ -108,8 +239,8 @@ def test_an_unfinished_checkpoint_is_passed_over_and_a_reader_leaves_it_alone(fo
 
 
 def test_another_format_is_refused(folder, monkeypatch):
-    monkeypatch.setattr("lra.training.checkpoints.FORMAT", 2)
-    with Checkpoints(folder) as checkpoints, pytest.raises(UserError, match=r"has format 1.*reads format 2"):
+    monkeypatch.setattr("lra.training.checkpoints.FORMAT", 3)
+    with Checkpoints(folder) as checkpoints, pytest.raises(UserError, match=r"has format 2.*reads format 3"):
         checkpoints.restore(3, abstract(make_state()))
 
 

@@ -1,5 +1,7 @@
+import errno
 import functools
 import json
+import os
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +31,13 @@ def test_a_run_leaves_configuration_metrics_and_checkpoints(small, run, tmp_path
     training = {"steps": 5, "evaluate_every": 2, "checkpoint_every": 2, "log_every": 3, "keep_checkpoints": 2}
     outcome = run(small(training=training))
     workdir = tmp_path / "run"
-    assert sorted(path.name for path in workdir.iterdir()) == ["checkpoints", "config.gin", "metrics.jsonl"]
+    assert sorted(path.name for path in workdir.iterdir()) == [
+        "checkpoints",
+        "config.gin",
+        "lock",
+        "metrics.jsonl",
+        "record.json",
+    ]
     assert (workdir / "config.gin").read_text() == "a = 1"
     assert steps_of(workdir, "train") == [3, 5]
     assert steps_of(workdir, "valid") == [2, 4, 5]
@@ -75,6 +83,43 @@ def test_a_crash_costs_the_steps_since_the_last_checkpoint_only(small, run, tmp_
         for name in ("whole", "run")
     ]
     assert losses[0] == losses[1]
+
+
+def test_the_best_is_saved_whenever_it_is_found(small, run, tmp_path):
+    training = {"steps": 4, "evaluate_every": 1, "keep_checkpoints": 1, "keep_best": 1}
+    experiment = small(training=training)
+    scores = iter([3.0, 2.0, 4.0, float("nan")])
+    with pytest.MonkeyPatch.context() as patch:
+        from lra.training.loop import _Run
+
+        patch.setattr(_Run, "_evaluate", lambda self, step, state: next(scores))
+        run(experiment)
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["2", "4"]
+    for which, step in (("best", 2), ("newest", 4), ("2", 2)):
+        assert load_model(experiment, tmp_path / "run", checkpoint=which)[1] == step
+
+
+def test_a_damaged_checkpoint_costs_the_steps_after_the_one_before(small, run, tmp_path, capsys):
+    make = lambda: small(training={"checkpoint_every": 2, "steps": 6})  # noqa: E731
+    whole = run(make(), tmp_path / "whole")
+    run(make(), steps=4)
+    (tmp_path / "run" / "checkpoints" / "4" / "digests.json").unlink()
+    outcome = run(make(), console=Console(stderr=True))
+    assert "checkpoints/4 is damaged at digests.json: going on with step 2\n" in capsys.readouterr().err
+    assert (outcome.steps_done, outcome.metrics["loss_nats"]) == (4, whole.metrics["loss_nats"])
+    assert steps_of(tmp_path / "run", "train") == [1, 2, 3, 4, 5, 6]
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["4", "4.damaged", "6"]
+
+
+def test_a_save_that_fails_stops_the_run_before_the_next_one(small, run, tmp_path, monkeypatch):
+    def full(self):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Checkpoints, "_write_digests", full)
+    with pytest.raises(UserError, match=r"checkpoints/100 cannot be written \(No space left on device\): make room"):
+        run(small(training={"steps": 199, "checkpoint_every": 100}))
+    assert steps_of(tmp_path / "run", "valid") == []
+    assert 100 <= steps_of(tmp_path / "run", "train")[-1] < 199
 
 
 def test_the_model_of_a_run_is_the_trained_one(small, run, tmp_path):
@@ -176,6 +221,7 @@ def _narrow(tiny):
         ({"steps": 1, "evaluate_every": -1}, "Training.evaluate_every"),
         ({"steps": 1, "evaluate_tokens": 0}, "Training.evaluate_tokens"),
         ({"steps": 1, "keep_checkpoints": 0}, "Training.keep_checkpoints"),
+        ({"steps": 1, "keep_best": -1}, "Training.keep_best"),
         ({"steps": 1, "log_every": 0}, "Training.log_every"),
     ],
 )
