@@ -17,6 +17,7 @@ import pytest
 
 from lra.errors import Interrupted, UserError
 from lra.training import Checkpoints
+from lra.training.clock import MACHINE
 from lra.training.interruption import Interruption
 
 CHILD = """
@@ -76,7 +77,7 @@ def child() -> Iterator[Callable[..., subprocess.Popen]]:
 
 def lines(workdir: Path) -> list[dict]:
     found = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{**line, "tokens_per_second": None} for line in found]
+    return [{**line, **dict.fromkeys(MACHINE)} for line in found]
 
 
 def same(tiny, first: Path, second: Path, step: int) -> None:
