@@ -55,7 +55,9 @@ class Attention(nnx.Module):
         inner = site.num_heads * site.head_dim
 
         def linear(inputs: int, outputs: int) -> nnx.Linear:
-            return nnx.Linear(inputs, outputs, use_bias=bias, kernel_init=initialiser(kernel), rngs=rngs)
+            return nnx.Linear(
+                inputs, outputs, use_bias=bias, kernel_init=initialiser(kernel), dtype=site.compute_dtype, rngs=rngs
+            )
 
         self.query, self.key, self.value = (linear(site.width, inner) for _ in range(3))
         self.output = linear(inner, site.width)

@@ -22,6 +22,7 @@ class FeedForward(nnx.Module):
         bias: whether the projections have biases.
         kernel: name of the initialiser.
         width: C, from the model.
+        compute_dtype: of the projections, from the model; None for the parameters' own.
         rngs: random streams.
     """
 
@@ -34,6 +35,7 @@ class FeedForward(nnx.Module):
         bias: bool = True,
         kernel: str = "lecun_normal",
         width: int,
+        compute_dtype: str | None = None,
         rngs: nnx.Rngs,
     ) -> None:
         if activation not in ("relu", "gelu", "geglu"):
@@ -45,8 +47,13 @@ class FeedForward(nnx.Module):
             raise ValueError(f"FeedForward.dropout needs to be at least 0 and below 1, got {dropout}")
         self.activation, self.dropout, self.hidden = activation, dropout, hidden
         inner = 2 * hidden if activation == "geglu" else hidden
-        self.inner = nnx.Linear(width, inner, use_bias=bias, kernel_init=initialiser(kernel), rngs=rngs)
-        self.outer = nnx.Linear(hidden, width, use_bias=bias, kernel_init=initialiser(kernel), rngs=rngs)
+
+        def linear(inputs: int, outputs: int) -> nnx.Linear:
+            return nnx.Linear(
+                inputs, outputs, use_bias=bias, kernel_init=initialiser(kernel), dtype=compute_dtype, rngs=rngs
+            )
+
+        self.inner, self.outer = linear(width, inner), linear(hidden, width)
 
     def __call__(self, x: Array, *, key: Array | None = None, train: bool = False) -> Array:
         """[B, T, C] to [B, T, C]; `key` is needed for dropout in training."""

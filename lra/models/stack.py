@@ -84,10 +84,11 @@ class Layer(nnx.Module):
             self.attention_norm(inputs) if self.pre else inputs,
             length, visibility=visibility, terms=terms, key=keys[_ATTENTION], train=train,
         )  # fmt: skip
-        x = x + dropout(attended.out, rate, keys[_AFTER_ATTENTION])
+        # The residual stream keeps the parameters' dtype, whatever the projections compute in.
+        x = x + dropout(attended.out.astype(x.dtype), rate, keys[_AFTER_ATTENTION])
         x = x if self.pre else self.attention_norm(x)
         y = self.feed_forward(self.feed_forward_norm(x) if self.pre else x, key=keys[_FEED_FORWARD], train=train)
-        x = x + dropout(y, rate, keys[_AFTER_FEED_FORWARD])
+        x = x + dropout(y.astype(x.dtype), rate, keys[_AFTER_FEED_FORWARD])
         x = x if self.pre else self.feed_forward_norm(x)
         return x, (state, attended.losses, {**metrics, **attended.metrics}, attended.updates)
 
