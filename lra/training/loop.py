@@ -20,7 +20,7 @@ from lra.evaluation import evaluate
 from lra.models import Decoder
 from lra.training import folder
 from lra.training.checkpoints import Checkpoints
-from lra.training.experiment import Experiment
+from lra.training.experiment import Experiment, Weights
 from lra.training.metrics import MetricsFile
 from lra.training.progress import Progress
 from lra.training.state import TrainState
@@ -101,14 +101,16 @@ def train(
     return Outcome(target, target - start, seconds, checkpoints.path(target), run.last_metrics, run.last_evaluation)
 
 
-def load_model(experiment: Experiment, workdir: Path) -> tuple[Decoder, int, dict[str, Any]]:
-    """Restores the model of a run's newest checkpoint.
+def load_model(
+    experiment: Experiment, workdir: Path, weights: Weights = "last"
+) -> tuple[Decoder, int, dict[str, Any]]:
+    """Restores the model of a run's newest checkpoint, with its last parameters or with their moving average "ema".
 
     Returns:
         The model, the step, and the data item: "iterator" (position), "corpus" (name), "description", "digest".
 
     Raises:
-        UserError: there is no checkpoint, or it is of another model.
+        UserError: there is no checkpoint, it is of another model, or the run keeps no average.
     """
     path = workdir / folder.CHECKPOINTS
     missing = f"{workdir} holds no checkpoint: train first, with `lra train`"
@@ -118,10 +120,12 @@ def load_model(experiment: Experiment, workdir: Path) -> tuple[Decoder, int, dic
         step = checkpoints.latest
         if step is None:
             raise UserError(missing)
+        name = "average" if weights == "ema" else "parameters"
         abstract = experiment.abstract_state
-        wanted = {"parameters": abstract.parameters, "buffers": abstract.buffers}
-        values = checkpoints.restore(step, wanted, partial=True)
-        return nnx.merge(experiment.graph, values["parameters"], values["buffers"]), step, checkpoints.data(step)
+        if weights == "ema":
+            experiment.averaged(abstract)
+        values = checkpoints.restore(step, {name: getattr(abstract, name), "buffers": abstract.buffers}, partial=True)
+        return nnx.merge(experiment.graph, values[name], values["buffers"]), step, checkpoints.data(step)
 
 
 class _Run:
@@ -185,14 +189,17 @@ class _Run:
 
     def _evaluate(self, step: int, state: TrainState) -> None:
         experiment = self._experiment
+        weights = experiment.training.evaluate_weights
         report = evaluate(
-            experiment.model(state), experiment.corpus, "valid", experiment.protocol,
+            experiment.model(experiment.averaged(state) if weights == "ema" else state), experiment.corpus, "valid",
+            experiment.protocol,
             key=jax.random.key(experiment.seed), limit=experiment.training.evaluate_tokens,
         )  # fmt: skip
         line = {
             "step": step,
             "split": "valid",
             "protocol": next(iter(experiment.protocols)),
+            "weights": weights,
             "loss_nats": report.nats_per_token,
             "bits_per_byte": report.bits_per_byte,
             "tokens_scored": report.tokens_scored,
@@ -257,6 +264,7 @@ def _prepare(experiment: Experiment) -> tuple[BatchIterator, Step]:
     step = make_step(
         experiment.graph, experiment.optimizer, total_steps=training.steps, seed=experiment.seed,
         bytes_per_token=corpus.num_bytes("train") / len(tokens),
+        accumulate=training.accumulate, non_finite=training.non_finite,
     )  # fmt: skip
     _check_shapes(experiment, step)
     return batches, step
