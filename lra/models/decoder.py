@@ -185,7 +185,8 @@ class Decoder(nnx.Module):
             train: whether dropout and updates of buffers are on.
         """
         output = self._hidden(tokens, valid, memory, key, train)
-        nats = self.head.nats(output.x, self.embedding.embedding[...], targets)
+        with jax.named_scope("head"):
+            nats = self.head.nats(output.x, self.embedding.embedding[...], targets)
         return Scored(nats, output.memory, output.losses, output.metrics, output.updates)
 
     def write(self, updates: Any) -> None:

@@ -10,7 +10,7 @@ from lra.training.state import TrainState
 from lra.training.step import Step, initial_state, make_step
 
 __all__ = [
-    "Adafactor", "Adagrad", "Adam", "AdamW", "Checkpoints", "Constant", "Cosine", "Experiment", "Group", "Linear",
-    "Lion", "Optimizer", "Outcome", "Rsqrt", "SGD", "Schedule", "Step", "TrainState", "Training", "Update",
+    "SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "Checkpoints", "Constant", "Cosine", "Experiment", "Group",
+    "Linear", "Lion", "Optimizer", "Outcome", "Rsqrt", "Schedule", "Step", "TrainState", "Training", "Update",
     "initial_state", "load_model", "make_step", "train",
 ]  # fmt: skip

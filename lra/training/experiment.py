@@ -19,7 +19,6 @@ from lra.training.optimizers import Optimizer
 from lra.training.state import TrainState
 from lra.training.step import initial_state
 
-
 Weights = Literal["last", "ema"]
 
 

@@ -18,7 +18,7 @@ from lra.data import Batch, BatchIterator, Corpus
 from lra.errors import UserError
 from lra.evaluation import evaluate
 from lra.models import Decoder
-from lra.training import folder
+from lra.training import folder, non_finite
 from lra.training.checkpoints import Checkpoints
 from lra.training.experiment import Experiment, Weights
 from lra.training.metrics import MetricsFile
@@ -96,14 +96,19 @@ def train(
             if start:
                 progress.say(f"resuming {workdir} from step {start}")
             run = _Run(experiment, config_text, checkpoints, metrics, progress, target)
-            run.loop(state, start, batches, step_function)
+            at = start
+            while True:
+                try:
+                    run.loop(state, at, batches, step_function)
+                    break
+                except non_finite.NotFiniteError as fault:
+                    state, at = run.rewind(fault)
+                    batches.set_state(fault.position)
     seconds = time.perf_counter() - begin
     return Outcome(target, target - start, seconds, checkpoints.path(target), run.last_metrics, run.last_evaluation)
 
 
-def load_model(
-    experiment: Experiment, workdir: Path, weights: Weights = "last"
-) -> tuple[Decoder, int, dict[str, Any]]:
+def load_model(experiment: Experiment, workdir: Path, weights: Weights = "last") -> tuple[Decoder, int, dict[str, Any]]:
     """Restores the model of a run's newest checkpoint, with its last parameters or with their moving average "ema".
 
     Returns:
@@ -128,6 +133,16 @@ def load_model(
         return nnx.merge(experiment.graph, values[name], values["buffers"]), step, checkpoints.data(step)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Done:
+    """A step that the device was given: its metrics, its batch, and the position of the data behind it."""
+
+    step: int
+    metrics: dict[str, Any]
+    batch: Batch
+    position: dict[str, Any]
+
+
 class _Run:
     """One call's way from a state to the target step."""
 
@@ -148,17 +163,18 @@ class _Run:
 
     def loop(self, state: TrainState, start: int, batches: BatchIterator, step_function: Step) -> None:
         training = self._experiment.training
-        pending: tuple[int, dict[str, Any]] | None = None
+        pending: _Done | None = None
         for step in range(start + 1, self._target + 1):
-            state, metrics = step_function(state, next(batches))
+            batch = next(batches)
+            state, metrics = step_function(state, batch)
             # Only now that the device has work again does the host wait for the step before.
             if pending is not None:
-                self._finish(*pending)
-            pending = (step, metrics)
+                self._finish(pending, state)
+            pending = _Done(step, metrics, batch, batches.get_state())
             evaluates = step == self._target or _due(step, training.evaluate_every)
             saves = step == self._target or _due(step, training.checkpoint_every)
             if evaluates or saves:
-                self._finish(*pending)
+                self._finish(pending, state)
                 pending = None
                 self._speed.pause()
             if evaluates:
@@ -167,17 +183,23 @@ class _Run:
                 data = {"iterator": batches.get_state(), **_identity(self._experiment.corpus)}
                 self._checkpoints.save(step, state, data=data, config_text=self._config_text)
 
-    def _finish(self, step: int, arrays: dict[str, Any]) -> None:
-        """Fetches the metrics of a step, checks and logs them."""
-        metrics = jax.device_get(arrays)
-        for name in ("loss_nats", "gradient_norm", "parameter_norm"):
-            if not math.isfinite(metrics[name]):
-                last = self._checkpoints.latest
-                kept = "no checkpoint was saved" if last is None else f"the last checkpoint is of step {last}"
-                raise UserError(
-                    f"{name} is {metrics[name]} at step {step} ({kept}): "
-                    "lower the learning rate or set Optimizer.clip_norm, and train in a new folder"
-                )
+    def rewind(self, fault: non_finite.NotFiniteError) -> tuple[TrainState, int]:
+        """The state of the last checkpoint, or the initial one, and its step; for the data behind the fault."""
+        self._checkpoints.wait()
+        step = self._checkpoints.latest or 0
+        self._progress.say(f"{fault}: going on from step {step} with the data behind step {fault.step}")
+        experiment = self._experiment
+        state = self._checkpoints.restore(step, experiment.abstract_state) if step else experiment.initial()[1]
+        self._metrics.rewind(step)
+        self._speed.pause()
+        return non_finite.rewound(state, fault.rewinds), step
+
+    def _finish(self, done: _Done, state: TrainState) -> None:
+        """Fetches the metrics of a step, checks and logs them; `state` is the newest one."""
+        step, metrics = done.step, jax.device_get(done.metrics)
+        in_a_row = int(metrics.pop("non_finite"))
+        if in_a_row or not math.isfinite(metrics["parameter_norm"]):
+            self._not_finite(done, metrics, in_a_row, state)
         self._speed.add(float(metrics.pop("tokens")))
         self._progress.advance(step)
         if step == self._target or _due(step, self._experiment.training.log_every):
@@ -186,6 +208,25 @@ class _Run:
             self.last_metrics = self._metrics.write(line)
             left = None if seconds_a_step is None else (self._target - step) * seconds_a_step
             self._progress.report(step, float(metrics["bits_per_byte"]), tokens_per_second, left)
+
+    def _not_finite(self, done: _Done, metrics: dict[str, Any], in_a_row: int, state: TrainState) -> None:
+        """Goes on, raises `NotFiniteError` or stops, as `Training.non_finite` says."""
+        training = self._experiment.training
+        name = non_finite.name(metrics)
+        sentence = f"{name} is {metrics.get(name)} at step {done.step}"
+        if training.non_finite == "skip" and 0 < in_a_row <= training.non_finite_limit:
+            self._progress.say(f"{sentence}: skipped")
+            return
+        rewinds = int(state.faults.rewinds) + 1
+        if training.non_finite == "rewind" and rewinds <= training.non_finite_limit:
+            raise non_finite.NotFiniteError(done.step, done.position, rewinds, sentence)
+        last = self._checkpoints.latest
+        kept = "no checkpoint was saved" if last is None else f"the last checkpoint is of step {last}"
+        first = non_finite.explain(self._experiment, done.step, state, done.batch, guarded=in_a_row > 0)
+        raise UserError(
+            f"{sentence} ({kept}); {first}: "
+            "lower the learning rate or set Optimizer.clip_norm, and train in a new folder"
+        )
 
     def _evaluate(self, step: int, state: TrainState) -> None:
         experiment = self._experiment

@@ -30,7 +30,13 @@ class MetricsFile:
     def __init__(self, path: Path, step: int) -> None:
         if path.exists():
             _rewind(path, step)
-        self._file = path.open("a", encoding="utf-8")
+        self._path, self._file = path, path.open("a", encoding="utf-8")
+
+    def rewind(self, step: int) -> None:
+        """Drops the lines of later steps, which are done again."""
+        self._file.close()
+        _rewind(self._path, step)
+        self._file = self._path.open("a", encoding="utf-8")
 
     def write(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Appends one line and returns it: arrays as lists, and None for numbers that JSON lacks (NaN, infinities)."""

@@ -47,7 +47,8 @@ class Adam(Update):
 class AdamW(Update):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101).
 
-    Norms and biases don't decay (see `lra.training.groups.decays`). As in optax, unlike in the paper, the learning rate scales the decay too.
+    Norms and biases don't decay (see `lra.training.groups.decays`). As in optax, unlike in the paper, the learning rate
+    scales the decay too.
 
     Args:
         b1: decay of the first moment. b2: decay of the second moment.
