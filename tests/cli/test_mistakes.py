@@ -86,7 +86,7 @@ def test_a_folder_without_a_run(refused, workplace):
         ("HEADS = 3", ["Decoder.num_heads=3 does not divide Decoder.width=16"]),
         ("WINDOW = 0", ["window", "at least 1, got 0"]),
         ("SEGMENT = 0", ["segment is 0", "at least 1"]),
-        ("WARMUP = 5", ["Cosine.warmup_steps is 5", "Training.steps = 4"]),
+        ("WARMUP = 5", ["Cosine.warmup is 5 steps", "Training.steps = 4"]),
         ("Adafactor.momentum = 0.9", ["Adafactor.momentum = 0.9 (--set) has no effect", "builds no Adafactor"]),
         ("far/SlidingWindow.window = 3", ["far/SlidingWindow.window = 3 (--set) has no effect", "scope"]),
         ("FeedForward.activation = 'gleu'", ["FeedForward.activation", "did you mean", "'g"]),
