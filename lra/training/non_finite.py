@@ -64,7 +64,7 @@ def explain(experiment: Experiment, step: int, state: TrainState, batch: Batch, 
         found = first(experiment.model(state), before, batch, seed=experiment.seed, accumulate=accumulate)
     else:
         found = leaf(state)
-    return f"the first tensor that is not finite is {found}" if found else "the same step, done again, is finite"
+    return f"the first tensor that is not finite is {found}" if found else "done again, all its tensors are finite"
 
 
 def first(model: Decoder, state: TrainState, batch: Batch, *, seed: int, accumulate: int = 1) -> str | None:
