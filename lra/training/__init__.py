@@ -2,9 +2,8 @@
 
 from lra.training.checkpoints import Checkpoints
 from lra.training.experiment import Experiment, Training
-from lra.training.groups import Group
 from lra.training.loop import Outcome, load_model, train
-from lra.training.optimizers import SGD, Adafactor, Adagrad, Adam, AdamW, Lion, Optimizer, Update
+from lra.training.optimizers import SGD, Adafactor, Adagrad, Adam, AdamW, Group, Lion, Optimizer, Update
 from lra.training.schedules import Constant, Cosine, Linear, Rsqrt, Schedule
 from lra.training.state import TrainState
 from lra.training.step import Step, initial_state, make_step

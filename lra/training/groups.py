@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import fnmatch
-import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from lra.errors import UserError
 from lra.models.parameters import named
-from lra.training.checks import require
-
-if TYPE_CHECKING:
-    from lra.training.optimizers import Update
 
 NO_DECAY = ("bias", "scale")
 """Last parts of names that never decay: biases, and the scales of norms."""
-
-
-class Group:
-    """Parameters with an update rule or a learning rate of their own, in `Optimizer.groups`.
-
-    Args:
-        pattern: of names as `lra params` prints them, with * and ?, such as "*.memory.*"; at least one must match.
-        update: class of the update rule; None for the optimizer's.
-        rate: multiplies the learning rate.
-    """
-
-    def __init__(self, *, pattern: str, update: Callable[[], Update] | None = None, rate: float = 1.0) -> None:
-        require(self, "rate", rate, 0 < rate < math.inf, "above 0 and finite")
-        self.pattern, self.rate = pattern, rate
-        self.update = None if update is None else update()
 
 
 def decays(parameters: Any) -> Any:
@@ -48,20 +28,20 @@ def decays(parameters: Any) -> Any:
     return _by_name(parameters, decay)
 
 
-def labels(parameters: Any, groups: Sequence[Group]) -> Any:
-    """The number of each array's group, the first that matches, as a pytree; -1 where none does.
+def labels(parameters: Any, patterns: Sequence[str]) -> Any:
+    """The number of the first pattern that each array's name matches, as a pytree; -1 where none does.
 
     Raises:
-        UserError: a group matches nothing, or nothing that a former group has left.
+        UserError: a pattern matches nothing, or nothing that a former one has left.
     """
 
     def label(name: str, x: Any) -> int:
-        return next((i for i, group in enumerate(groups) if fnmatch.fnmatchcase(name, group.pattern)), -1)
+        return next((i for i, pattern in enumerate(patterns) if fnmatch.fnmatchcase(name, pattern)), -1)
 
     result = _by_name(parameters, label)
-    for i in set(range(len(groups))) - set(jax.tree.leaves(result)):
+    for i in set(range(len(patterns))) - set(jax.tree.leaves(result)):
         raise UserError(
-            f"Group.pattern {groups[i].pattern!r} takes no parameter that a former group has left; there are "
+            f"Group.pattern {patterns[i]!r} takes no parameter that a former group has left; there are "
             f"{', '.join(named(parameters))}: change the pattern"
         )
     return result

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import optax
 
 from lra.attention.visibility import Array
-from lra.training import groups as groups_lib
+from lra.training import groups as names
 from lra.training.checks import require, whole
-from lra.training.groups import Group
 from lra.training.schedules import Schedule
 
 
@@ -63,7 +62,7 @@ class AdamW(Update):
 
     def transformation(self, rates: optax.Schedule) -> optax.GradientTransformation:
         return optax.adamw(
-            rates, b1=self.b1, b2=self.b2, eps=self.eps, weight_decay=self.weight_decay, mask=groups_lib.decays
+            rates, b1=self.b1, b2=self.b2, eps=self.eps, weight_decay=self.weight_decay, mask=names.decays
         )  # fmt: skip
 
 
@@ -153,7 +152,22 @@ class Lion(Update):
         self.b1, self.b2, self.weight_decay = b1, b2, weight_decay
 
     def transformation(self, rates: optax.Schedule) -> optax.GradientTransformation:
-        return optax.lion(rates, b1=self.b1, b2=self.b2, weight_decay=self.weight_decay, mask=groups_lib.decays)
+        return optax.lion(rates, b1=self.b1, b2=self.b2, weight_decay=self.weight_decay, mask=names.decays)
+
+
+class Group:
+    """Parameters with an update rule or a learning rate of their own, in `Optimizer.groups`.
+
+    Args:
+        pattern: of names as `lra params` prints them, with * and ?, such as "*.memory.*"; at least one must match.
+        update: class of the update rule; None for the optimizer's.
+        rate: multiplies the learning rate.
+    """
+
+    def __init__(self, *, pattern: str, update: Callable[[], Update] | None = None, rate: float = 1.0) -> None:
+        require(self, "rate", rate, 0 < rate < math.inf, "above 0 and finite")
+        self.pattern, self.rate = pattern, rate
+        self.update = None if update is None else update()
 
 
 class Optimizer:
@@ -198,7 +212,8 @@ class Optimizer:
                 i: (group.update or self.update).transformation(lambda step, rate=group.rate: rate * rates(step))
                 for i, group in enumerate(self.groups)
             }
-            update = optax.partition({-1: update, **own}, functools.partial(groups_lib.labels, groups=self.groups))
+            labels = functools.partial(names.labels, patterns=[group.pattern for group in self.groups])
+            update = optax.partition({-1: update, **own}, labels)
         return update if self.clip_norm is None else optax.chain(optax.clip_by_global_norm(self.clip_norm), update)
 
     def learning_rate(self, step: int | Array, total_steps: int) -> Array:

@@ -1,6 +1,5 @@
 """The moving average of the parameters."""
 
-
 import jax
 import numpy as np
 import pytest

@@ -103,7 +103,7 @@ def test_skip_leaves_out_the_step_and_counts_it(make, run, tmp_path):
     step, state, batches = by_hand(experiment)
     for i, batch in enumerate(batches[:6]):
         before = copied(state)
-        state, metrics = step(state, batch)
+        state, _ = step(state, batch)
         if i == 2:
             same(state, before, but=("step", "faults"))
             assert int(state.step) == 3
@@ -181,7 +181,7 @@ def spoiled(state, name, index, value):
 @pytest.mark.parametrize(
     ("name", "index", "value", "found"),
     [
-        ("stack.layers.0.feed_forward.outer.kernel", (1, 0, 0), np.nan, "parameters.stack.layers.0.feed_forward.outer.k"),
+        ("stack.layers.0.feed_forward.outer.kernel", (1, 0, 0), np.nan, "parameters.stack.layers.0.feed_forward.outer"),
         ("stack.layers.0.feed_forward.outer.kernel", (1,), 3e38, "of dot_general in the forward pass of layer1/feed_f"),
         ("stack.layers.0.attention.query.kernel", (0,), 3e38, "of dot_general in the forward pass of layer0/attention"),
         ("stack.final_norm.scale", (0,), 1.0, None),
