@@ -99,15 +99,13 @@ def make_step(
     transformation = optimizer.transformation(total_steps)
     gradients_of = make_gradients(graph, seed=seed, accumulate=accumulate)
 
-    def update(state: TrainState, batch: dict[str, Array], padded: bool) -> tuple[TrainState, dict[str, Array]]:
-        gradients, summed = gradients_of(state, batch, padded)
-        norm = optax.tree.norm(gradients)
+    def applied(state: TrainState, gradients: Any, summed: Summed) -> TrainState:
         updates, optimizer_state = transformation.update(gradients, state.optimizer, state.parameters)
         model = nnx.merge(graph, optax.apply_updates(state.parameters, updates), state.buffers)
         model.project()
         model.write(summed.updates)
         _, parameters, buffers = _split(model)
-        new = dataclasses.replace(
+        return dataclasses.replace(
             state,
             parameters=parameters,
             buffers=buffers,
@@ -115,8 +113,15 @@ def make_step(
             memory=summed.memory,
             average=optimizer.average(state.average, parameters, state.updates + 1),
         )
+
+    def update(state: TrainState, batch: dict[str, Array], padded: bool) -> tuple[TrainState, dict[str, Array]]:
+        gradients, summed = gradients_of(state, batch, padded)
+        norm = optax.tree.norm(gradients)
         loss = summed.nats + sum(summed.losses.values())
-        new = _accepted(state, new, loss, norm, skips=non_finite == "skip")
+        sound, counted = _verdict(state, loss, norm, skips=non_finite == "skip")
+        # Not a choice between old and new values, which would hold both in memory.
+        new = jax.lax.cond(sound, applied, lambda state, *_: state, state, gradients, summed)
+        new = dataclasses.replace(new, **counted)
         metrics = {
             "loss_nats": summed.nats,
             "bits_per_byte": summed.nats / (math.log(2) * bytes_per_token),
@@ -154,25 +159,21 @@ def padded(batch: Batch) -> bool:
     return not bool((batch.weights > 0).all())
 
 
-def _accepted(state: TrainState, new: TrainState, loss: Array, norm: Array, *, skips: bool) -> TrainState:
-    """The state after a step: the new one where everything is finite, else the old one with other counters."""
+def _verdict(state: TrainState, loss: Array, norm: Array, *, skips: bool) -> tuple[Array, dict[str, Any]]:
+    """Whether the update is applied, and the new values of the state's counters: step, scale and faults."""
     faults = state.faults
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     overflowed = jnp.zeros((), bool) if state.scale is None else state.scale.overflowed(loss, norm)
     halted = jnp.zeros((), bool) if skips else faults.in_a_row > 0
     failed = ~finite & ~overflowed
-    updated, passed = finite & ~halted, (failed & skips) | (overflowed & ~halted)
-    kept = jax.tree.map(lambda a, b: jnp.where(updated, a, b), new, state)
-    return dataclasses.replace(
-        kept,
-        step=state.step + (updated | passed),
-        scale=None if state.scale is None else state.scale.after(overflowed),
-        faults=Faults(
-            skipped=faults.skipped + passed,
-            in_a_row=jnp.where(failed | halted, faults.in_a_row + 1, jnp.where(finite, 0, faults.in_a_row)),
-            rewinds=faults.rewinds,
-        ),
+    sound, passed = finite & ~halted, (failed & skips) | (overflowed & ~halted)
+    counts = Faults(
+        skipped=faults.skipped + passed,
+        in_a_row=jnp.where(failed | halted, faults.in_a_row + 1, jnp.where(finite, 0, faults.in_a_row)),
+        rewinds=faults.rewinds,
     )
+    scale = None if state.scale is None else state.scale.after(overflowed)
+    return sound, {"step": state.step + (sound | passed), "scale": scale, "faults": counts}
 
 
 def _split(model: Decoder) -> tuple[Any, Any, Any]:
