@@ -14,7 +14,7 @@ from lra.data import Streams
 from lra.errors import UserError
 from lra.models import FeedForward
 from lra.models.parameters import named
-from lra.training import Checkpoints, make_step, non_finite
+from lra.training import Checkpoints, Linear, make_step, non_finite
 
 ROWS, SEGMENT = 3, 8
 
@@ -40,7 +40,11 @@ class Poisoned345(Poisoned):
 def make(tiny):
     def make(data=Poisoned, **training):
         training = {"steps": 6, "checkpoint_every": 2, **training}
-        return tiny.experiment(data=functools.partial(data, batch_size=ROWS, segment=SEGMENT), training=training)
+        return tiny.experiment(
+            data=functools.partial(data, batch_size=ROWS, segment=SEGMENT),
+            optimizer=tiny.optimizer(schedule=functools.partial(Linear, 0.06, 6), clip_norm=1.0),
+            training=training,
+        )
 
     return make
 
@@ -112,6 +116,8 @@ def test_skip_leaves_out_the_step_and_counts_it(make, run, tmp_path):
     assert (int(final.step), int(final.faults.skipped), int(final.updates)) == (6, 1, 5)
     assert position["next_index"] == 6
     assert [line["skipped_steps"] for line in lines(tmp_path / "run")] == [0, 0, 1, 1, 1, 1]
+    rates = [line["learning_rate"] for line in lines(tmp_path / "run")]
+    np.testing.assert_allclose(rates, [0.01, 0.02, 0.03, 0.03, 0.04, 0.05], rtol=1e-6)  # the skipped step used none
     assert [line["loss_nats"] is None for line in lines(tmp_path / "run")] == [n == 3 for n in range(1, 7)]
 
 
