@@ -79,6 +79,7 @@ def _parser() -> _Parser:
     _run_arguments(evaluate)
     evaluate.add_argument("--split", default="test", choices=("train", "valid", "test"))
     evaluate.add_argument("--protocol", metavar="NAME", help="of Experiment.protocols (the first one)")
+    evaluate.add_argument("--weights", default="last", choices=("last", "ema"), help="ema: their moving average")
     evaluate.add_argument("--partial", type=int, metavar="TOKENS", help="score the first tokens only, and say so")
 
     runs = _command(commands, "runs", "list runs with their scores and status", overrides=False)

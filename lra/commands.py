@@ -92,7 +92,7 @@ def eval_command(options: argparse.Namespace) -> None:
     name = options.protocol or next(iter(experiment.protocols))
     if name not in experiment.protocols:
         raise UserError(f"there is no protocol {name!r} in this run: there are {', '.join(experiment.protocols)}")
-    model, step, data = load_model(experiment, _find_run(options), checkpoint=options.checkpoint)
+    model, step, data = load_model(experiment, _find_run(options), options.weights, checkpoint=options.checkpoint)
     corpus = experiment.corpus
     if data["digest"] != corpus.digest:
         raise UserError(
@@ -102,6 +102,7 @@ def eval_command(options: argparse.Namespace) -> None:
     report = evaluate(
         model, corpus, options.split, experiment.protocols[name],
         key=jax.random.key(experiment.seed), limit=options.partial, step=step,
+        weights=options.weights,
     )  # fmt: skip
     tokens = corpus.tokens(options.split)[: options.partial]
     reference = {}

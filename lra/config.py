@@ -87,8 +87,9 @@ def _classes() -> tuple[dict[str, type], dict[str, str]]:
         data.Streams, data.Windows, evaluation.Block, evaluation.Carried,
         models.Decoder, models.FeedForward, models.GridPositions, models.LearnedPositions,
         models.SinusoidalPositions, models.Softmax, models.Stack,
-        training.Adafactor, training.Adam, training.AdamW, training.Constant, training.Cosine, training.Experiment,
-        training.Linear, training.Optimizer, training.Rsqrt, training.Training,
+        training.Adafactor, training.Adagrad, training.Adam, training.AdamW, training.Constant, training.Cosine,
+        training.Experiment, training.Group, training.Linear, training.Lion, training.Optimizer, training.Rsqrt,
+        training.SGD, training.Training,
     ]  # fmt: skip
     named = {"python_source": data.PythonSource, "text_file": data.TextFile}
     return {cls.__name__: cls for cls in classes} | named, patterns

@@ -57,7 +57,8 @@ class Attention(nnx.Module):
         inner = site.num_heads * site.head_dim
 
         def linear(inputs: int, outputs: int, scale: float = 1.0) -> nnx.Linear:
-            return nnx.Linear(inputs, outputs, use_bias=bias, kernel_init=initialiser(kernel, scale), rngs=rngs)
+            init, dtype = initialiser(kernel, scale), site.compute_dtype
+            return nnx.Linear(inputs, outputs, use_bias=bias, kernel_init=init, dtype=dtype, rngs=rngs)
 
         self.query, self.key, self.value = (linear(site.width, inner) for _ in range(3))
         self.output = linear(inner, site.width, output_scale)

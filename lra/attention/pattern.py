@@ -33,6 +33,7 @@ class Site:
         causal: whether queries may read later keys.
         projections: "qkv", or "shared_qk" where queries and keys are one projection.
         dropout: share of attention weights dropped in training.
+        compute_dtype: of projections; None for the parameters' own.
     """
 
     layer: int = 0
@@ -44,6 +45,7 @@ class Site:
     causal: bool = True
     projections: Literal["qkv", "shared_qk"] = "qkv"
     dropout: float = 0.0
+    compute_dtype: str | None = None
 
     def pick(self, name: str, value: int | tuple[int, ...]) -> int:
         """This layer's entry of an integer argument that may be a tuple with one entry a layer."""

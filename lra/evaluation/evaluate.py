@@ -26,6 +26,7 @@ def evaluate(
     key: Array | None = None,
     limit: int | None = None,
     step: int | None = None,
+    weights: str = "last",
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Scores a split, every token once, with dropout off. The same model and shapes compile once in a process.
@@ -38,6 +39,7 @@ def evaluate(
         key: random key for patterns that draw at random, the same for every batch: make it of the run's seed alone.
         limit: scores the first `limit` tokens only and marks the report as partial; None for all.
         step: the model's training step, for the report.
+        weights: what the model's parameters are, for the report: "last", or "ema" for their moving average.
         progress: called after each batch with the tokens scored so far and in all.
 
     Raises:
@@ -81,6 +83,7 @@ def evaluate(
         partial=tokens.size < expected,
         seconds=time.perf_counter() - began,
         step=step,
+        weights=weights,
     )
 
 

@@ -25,6 +25,7 @@ class Report:
         partial: whether only the first tokens of the split were scored.
         seconds: wall-clock time, compilation included.
         step: training step of the model, or None where it is not known.
+        weights: which parameters were scored: "last", or "ema" for their moving average.
 
     Raises:
         ValueError: tokens are missing and the report is not marked partial (or the reverse), tokens were scored twice,
@@ -44,6 +45,7 @@ class Report:
     partial: bool
     seconds: float
     step: int | None = None
+    weights: str = "last"
 
     def __post_init__(self) -> None:
         if self.tokens_scored < 1 or self.bytes < 1:
@@ -102,6 +104,7 @@ class Report:
             ("perplexity per token", f"{self.perplexity:,.4f}"),
             ("tokens scored", f"{self.tokens_scored:,} of {self.tokens_expected:,}{part}"),
             ("bytes", f"{self.bytes:,}"),
+            ("weights", self.weights),
             ("protocol", self.protocol),
             ("context", self.context),
             ("tokenisation", self.tokenisation),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +61,8 @@ class Decoder(nnx.Module):
         scale_residual: whether the weights that write to the residual stream (attention output, second feed-forward
             projection) start scaled by 1/sqrt(2 L) (Child et al. 2019, arXiv:1904.10509, section 5.2).
         dropout: share of embedding features dropped in training.
+        compute_dtype: of projections, feed-forward layers and the operands of the output head. Parameters, residual
+            stream, norms, softmax, logits and loss stay in float32.
         vocabulary_size: V, from the corpus. rngs: random streams.
 
     Raises:
@@ -85,6 +87,7 @@ class Decoder(nnx.Module):
         embedding: str = "normal_0.02",
         scale_residual: bool = False,
         dropout: float = 0.0,
+        compute_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         vocabulary_size: int,
         rngs: nnx.Rngs,
     ) -> None:
@@ -99,6 +102,10 @@ class Decoder(nnx.Module):
             )
         if not 0 <= dropout < 1:
             raise ValueError(f"Decoder.dropout needs to be at least 0 and below 1, got {dropout}")
+        if compute_dtype not in ("float32", "bfloat16", "float16"):
+            raise ValueError(
+                f"Decoder.compute_dtype needs to be 'float32', 'bfloat16' or 'float16', got {compute_dtype!r}"
+            )
         if memory is not None and position is not None:
             raise ValueError(
                 "absolute positions repeat in every segment, so memory would hold two tokens at one position: "
@@ -111,6 +118,8 @@ class Decoder(nnx.Module):
                 f"Decoder.pattern needs a number of entries that divides {num_layers} layers, got {len(patterns)}"
             )
         self.vocabulary_size, self.width, self.dropout = vocabulary_size, width, dropout
+        self.compute_dtype = compute_dtype
+        narrow = None if compute_dtype == "float32" else compute_dtype  # None: the dtype of the parameters
         self.embedding = nnx.Embed(vocabulary_size, width, embedding_init=initialiser(embedding), rngs=rngs)
         self.position = None if position is None else position(width=width, rngs=rngs)
         self.terms = nnx.List([term(num_heads=num_heads, head_dim=head_dim, rngs=rngs) for term in terms])
@@ -118,7 +127,7 @@ class Decoder(nnx.Module):
         output_scale = (2 * num_layers) ** -0.5 if scale_residual else 1.0
 
         def layer(i: int, *, norm: Any, dropout: float, rngs: nnx.Rngs) -> Layer:
-            site = Site(i, num_layers, num_heads, head_dim, width, causal=True)
+            site = Site(i, num_layers, num_heads, head_dim, width, causal=True, compute_dtype=narrow)
             return Layer(
                 norm=norm,
                 dropout=dropout,
@@ -130,14 +139,14 @@ class Decoder(nnx.Module):
                     output_scale=output_scale,
                     rngs=rngs,
                 ),
-                feed_forward=feed_forward(width=width, output_scale=output_scale, rngs=rngs),
+                feed_forward=feed_forward(width=width, output_scale=output_scale, compute_dtype=narrow, rngs=rngs),
                 memory=None if memory is None else memory(width=width, rngs=rngs),
                 width=width,
                 rngs=rngs,
             )
 
         self.stack = stack(num_layers=num_layers, width=width, layer=layer, rngs=rngs)
-        self.head = head(vocabulary_size=vocabulary_size, width=width, rngs=rngs)
+        self.head = head(vocabulary_size=vocabulary_size, width=width, compute_dtype=narrow, rngs=rngs)
 
     def initial_memory(self, batch: int, train: bool, length: int | None = None) -> Any:
         """The memory of B rows that have seen nothing, or None without memory; `length` overrides its own."""
@@ -181,7 +190,8 @@ class Decoder(nnx.Module):
             train: whether dropout and updates of buffers are on.
         """
         output = self._hidden(tokens, valid, memory, key, train)
-        nats = self.head.nats(output.x, self.embedding.embedding[...], targets)
+        with jax.named_scope("head"):
+            nats = self.head.nats(output.x, self.embedding.embedding[...], targets)
         return Scored(nats, output.memory, output.losses, output.metrics, output.updates)
 
     def write(self, updates: Any) -> None:

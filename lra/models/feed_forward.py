@@ -33,6 +33,7 @@ class FeedForward(nnx.Module):
         kernel: name of the initialiser.
         width: C, from the model.
         output_scale: factor of the initial values of the second projection, from the model.
+        compute_dtype: of the projections, from the model; None for the parameters' own.
         rngs: random streams.
     """
 
@@ -46,6 +47,7 @@ class FeedForward(nnx.Module):
         kernel: str = "lecun_normal",
         width: int,
         output_scale: float = 1.0,
+        compute_dtype: str | None = None,
         rngs: nnx.Rngs,
     ) -> None:
         if activation != "geglu" and activation not in _ACTIVATIONS:
@@ -58,9 +60,12 @@ class FeedForward(nnx.Module):
             raise ValueError(f"FeedForward.dropout needs to be at least 0 and below 1, got {dropout}")
         self.activation, self.dropout, self.hidden = activation, dropout, hidden
         inner = 2 * hidden if activation == "geglu" else hidden
-        self.inner = nnx.Linear(width, inner, use_bias=bias, kernel_init=initialiser(kernel), rngs=rngs)
-        outer_init = initialiser(kernel, output_scale)
-        self.outer = nnx.Linear(hidden, width, use_bias=bias, kernel_init=outer_init, rngs=rngs)
+
+        def linear(inputs: int, outputs: int, scale: float = 1.0) -> nnx.Linear:
+            init = initialiser(kernel, scale)
+            return nnx.Linear(inputs, outputs, use_bias=bias, kernel_init=init, dtype=compute_dtype, rngs=rngs)
+
+        self.inner, self.outer = linear(width, inner), linear(hidden, width, output_scale)
 
     def __call__(self, x: Array, *, key: Array | None = None, train: bool = False) -> Array:
         """[B, T, C] to [B, T, C]; `key` is needed for dropout in training."""

@@ -18,7 +18,9 @@ class Softmax(nnx.Module):
         tied: whether the projection is the token embedding (Press and Wolf 2017, arXiv:1608.05859).
         bias: whether each token has a bias.
         kernel: name of the initialiser of a projection of its own.
-        vocabulary_size: V, from the model. width: C, from the model. rngs: random streams.
+        vocabulary_size: V, from the model. width: C, from the model.
+        compute_dtype: of the operands of the product, from the model; None for that of the hidden vectors.
+        rngs: random streams.
     """
 
     def __init__(
@@ -29,17 +31,18 @@ class Softmax(nnx.Module):
         kernel: str = "lecun_normal",
         vocabulary_size: int,
         width: int,
+        compute_dtype: str | None = None,
         rngs: nnx.Rngs,
     ) -> None:
-        self.tied = tied
+        self.tied, self.compute_dtype = tied, compute_dtype
         self.projection = None if tied else nnx.Param(initialiser(kernel)(rngs.params(), (width, vocabulary_size)))
         self.bias = nnx.Param(jnp.zeros((vocabulary_size,))) if bias else None
 
     def logits(self, x: Array, embedding: Array) -> Array:
         """[B, T, C] to [B, T, V], with the token embedding [V, C]."""
         matrix = embedding.T if self.projection is None else self.projection[...]
-        wide = accumulator(x.dtype)
-        logits = jnp.dot(x, matrix.astype(x.dtype), preferred_element_type=wide)
+        wide, narrow = accumulator(x.dtype), self.compute_dtype or x.dtype
+        logits = jnp.dot(x.astype(narrow), matrix.astype(narrow), preferred_element_type=wide)
         return logits if self.bias is None else logits + self.bias[...].astype(wide)
 
     def nats(self, x: Array, embedding: Array, targets: Array) -> Array:

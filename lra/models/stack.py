@@ -80,14 +80,17 @@ class Layer(nnx.Module):
             valid = None if visibility is None else visibility.q_valid
             state, metrics = self.memory.update(state, x, valid)
             visibility = (visibility or Visibility()).after(filled, length)
-        attended = self.attention(
-            self.attention_norm(inputs) if self.pre else inputs,
-            length, visibility=visibility, terms=terms, key=keys[_ATTENTION], train=train,
-        )  # fmt: skip
-        x = x + dropout(attended.out, rate, keys[_AFTER_ATTENTION])
+        with jax.named_scope("attention"):
+            attended = self.attention(
+                self.attention_norm(inputs) if self.pre else inputs,
+                length, visibility=visibility, terms=terms, key=keys[_ATTENTION], train=train,
+            )  # fmt: skip
+        # The residual stream keeps the parameters' dtype, whatever the projections compute in.
+        x = x + dropout(attended.out.astype(x.dtype), rate, keys[_AFTER_ATTENTION])
         x = x if self.pre else self.attention_norm(x)
-        y = self.feed_forward(self.feed_forward_norm(x) if self.pre else x, key=keys[_FEED_FORWARD], train=train)
-        x = x + dropout(y, rate, keys[_AFTER_FEED_FORWARD])
+        with jax.named_scope("feed_forward"):
+            y = self.feed_forward(self.feed_forward_norm(x) if self.pre else x, key=keys[_FEED_FORWARD], train=train)
+        x = x + dropout(y.astype(x.dtype), rate, keys[_AFTER_FEED_FORWARD])
         x = x if self.pre else self.feed_forward_norm(x)
         return x, (state, attended.losses, {**metrics, **attended.metrics}, attended.updates)
 
@@ -197,7 +200,9 @@ class Stack(nnx.Module):
             states, memory, n = slices
             results = []
             for r in range(period):
-                x, result = one(r, states[r], x, memory[r], n * period + r, terms)
+                i = n * period + r
+                with jax.named_scope(f"layer{i}" if isinstance(i, int) else "layers"):
+                    x, result = one(r, states[r], x, memory[r], i, terms)
                 results.append(result)
             return x, tuple(results)
 

@@ -17,8 +17,7 @@ class Step:
     """`step(state, batch) -> (state, metrics)`. It donates the state: only the new one may be used afterwards.
 
     Args:
-        update: the pure step, of a state, the fields of a batch by name, and `padded`: whether a weight is 0. Masks
-            cost time, and not every pattern takes them: full batches, the usual ones, have none.
+        update: the pure step, of a state, the fields of a batch by name, and `padded`.
     """
 
     def __init__(
@@ -33,12 +32,17 @@ class Step:
             state: the training state, or its shapes with their shardings: without these a call would compile again.
             batch: any full batch of the run's shape.
         """
-        return self._jitted.lower(state, _fields(batch), padded=False).compile()
+        return self._jitted.lower(state, arrays(batch), padded=False).compile()
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
-        padded = not bool((batch.weights > 0).all())
-        return self._jitted(state, _fields(batch), padded=padded)
+        return self._jitted(state, arrays(batch), padded=padded(batch))
 
 
-def _fields(batch: Batch) -> dict[str, Any]:
+def arrays(batch: Batch) -> dict[str, Any]:
+    """The batch as a pytree."""
     return {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+
+
+def padded(batch: Batch) -> bool:
+    """Whether masks are needed: they cost time, and not every pattern takes them. Full batches are the usual ones."""
+    return not bool((batch.weights > 0).all())

@@ -19,11 +19,11 @@ from lra.data import Batch, BatchIterator
 from lra.errors import Interrupted, UserError
 from lra.evaluation import evaluate
 from lra.models import Decoder
-from lra.training import folder, memory
+from lra.training import folder, memory, non_finite
 from lra.training.checkpoints import Checkpoints
 from lra.training.clock import Clock
 from lra.training.compiled import Step
-from lra.training.experiment import Experiment
+from lra.training.experiment import Experiment, Weights
 from lra.training.interruption import Interruption
 from lra.training.metrics import MetricsFile
 from lra.training.profile import Profile
@@ -117,19 +117,32 @@ def train(
                 progress.say(f"resuming {workdir} from step {start}")
             _report_memory(experiment, step_function, metrics, progress, start)
             run = _Run(experiment, config_text, checkpoints, metrics, progress, target, interruption, clock, tracing)
-            run.loop(state, start, batches, step_function)
+            at = start
+            while True:
+                try:
+                    run.loop(state, at, batches, step_function)
+                    break
+                except non_finite.NotFiniteError as fault:
+                    state, at = run.rewind(fault)
+                    batches.set_state(fault.position)
     seconds = time.perf_counter() - begin
     return Outcome(target, target - start, seconds, checkpoints.path(target), run.last_metrics, run.last_evaluation)
 
 
 def load_model(
-    experiment: Experiment, workdir: Path, *, checkpoint: str = "newest", console: Console | None = None
+    experiment: Experiment,
+    workdir: Path,
+    weights: Weights = "last",
+    *,
+    checkpoint: str = "newest",
+    console: Console | None = None,
 ) -> tuple[Decoder, int, dict[str, Any]]:
     """Restores the model of one of a run's checkpoints.
 
     Args:
         experiment: the run's configuration, constructed.
         workdir: folder of the run.
+        weights: its "last" parameters, or their moving average "ema".
         checkpoint: "newest" (that is whole), "best" (by the score while training) or a step.
         console: where damaged checkpoints are named; None for stderr.
 
@@ -137,13 +150,27 @@ def load_model(
         The model, the step, and the data item: "iterator" (position), "corpus" (name), "description", "digest".
 
     Raises:
-        UserError: there is no such checkpoint, it is damaged, or it is of another model.
+        UserError: there is no such checkpoint, it is damaged or of another model, or the run
+            keeps no average.
     """
     with Checkpoints(workdir / folder.CHECKPOINTS) as checkpoints:
+        name = "average" if weights == "ema" else "parameters"
         abstract = experiment.abstract_state
-        wanted = {"parameters": abstract.parameters, "buffers": abstract.buffers}
+        if weights == "ema":
+            experiment.averaged(abstract)
+        wanted = {name: getattr(abstract, name), "buffers": abstract.buffers}
         step, values = select(checkpoints, workdir, wanted, checkpoint, console or Console(stderr=True))
-        return nnx.merge(experiment.graph, values["parameters"], values["buffers"]), step, checkpoints.data(step)
+        return nnx.merge(experiment.graph, values[name], values["buffers"]), step, checkpoints.data(step)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Done:
+    """A step that the device was given: its metrics, its batch, and the position of the data behind it."""
+
+    step: int
+    metrics: dict[str, Any]
+    batch: Batch
+    position: dict[str, Any]
 
 
 class _Run:
@@ -170,22 +197,23 @@ class _Run:
 
     def loop(self, state: TrainState, start: int, batches: BatchIterator, step_function: Step) -> None:
         training = self._experiment.training
-        pending: tuple[int, dict[str, Any]] | None = None
+        pending: _Done | None = None
         for step in range(start + 1, self._target + 1):
+            batch = self._clock.next(batches)
             with self._profile.step(step):
-                state, metrics = step_function(state, self._clock.next(batches))
+                state, metrics = step_function(state, batch)
             if self._profile.after(step, metrics):
                 self._clock.pause()
             # Only now that the device has work again does the host wait for the step before.
             if pending is not None:
-                self._finish(*pending)
-            pending = (step, metrics)
+                self._finish(pending, state)
+            pending = _Done(step, metrics, batch, batches.get_state())
             self._checkpoints.poll()
             asked = self._interruption.signal
             evaluates = step == self._target or _due(step, training.evaluate_every)
             saves = step == self._target or _due(step, training.checkpoint_every) or asked is not None
             if evaluates or saves:
-                self._finish(*pending)
+                self._finish(pending, state)
                 pending = None
                 self._clock.pause()
             score = self._evaluate(step, state) if evaluates else None
@@ -200,17 +228,22 @@ class _Run:
                 )
         self._checkpoints.wait()
 
-    def _finish(self, step: int, arrays: dict[str, Any]) -> None:
-        """Fetches the metrics of a step, checks and logs them."""
-        metrics = jax.device_get(arrays)
-        for name in ("loss_nats", "gradient_norm", "parameter_norm"):
-            if not math.isfinite(metrics[name]):
-                last = self._checkpoints.latest
-                kept = "no checkpoint was saved" if last is None else f"the last checkpoint is of step {last}"
-                raise UserError(
-                    f"{name} is {metrics[name]} at step {step} ({kept}): "
-                    "lower the learning rate or set Optimizer.clip_norm, and train in a new folder"
-                )
+    def rewind(self, fault: non_finite.NotFiniteError) -> tuple[TrainState, int]:
+        """The state of the last checkpoint, or the initial one, and its step; for the data behind the fault."""
+        experiment = self._experiment
+        whole = self._checkpoints.newest(experiment.abstract_state)
+        step, state = (0, experiment.initial()[1]) if whole is None else (whole.step, whole.state)
+        self._progress.say(f"{fault}: going on from step {step} with the data behind step {fault.step}")
+        self._metrics.rewind(step)
+        self._clock.pause()
+        return non_finite.rewound(state, fault.rewinds), step
+
+    def _finish(self, done: _Done, state: TrainState) -> None:
+        """Fetches the metrics of a step, checks and logs them; `state` is the newest one."""
+        step, metrics = done.step, jax.device_get(done.metrics)
+        in_a_row = int(metrics.pop("non_finite"))
+        if in_a_row or not math.isfinite(metrics["parameter_norm"]):
+            self._not_finite(done, metrics, in_a_row, state)
         self._clock.add(float(metrics.pop("tokens")))
         self._progress.advance(step)
         if step == self._target or _due(step, self._experiment.training.log_every):
@@ -220,17 +253,39 @@ class _Run:
             left = None if seconds_a_step is None else (self._target - step) * seconds_a_step
             self._progress.report(step, float(metrics["bits_per_byte"]), machine["tokens_per_second"], left)
 
+    def _not_finite(self, done: _Done, metrics: dict[str, Any], in_a_row: int, state: TrainState) -> None:
+        """Goes on, raises `NotFiniteError` or stops, as `Training.non_finite` says."""
+        training = self._experiment.training
+        name = non_finite.name(metrics)
+        sentence = f"{name} is {metrics.get(name)} at step {done.step}"
+        if training.non_finite == "skip" and 0 < in_a_row <= training.non_finite_limit:
+            self._progress.say(f"{sentence}: skipped")
+            return
+        rewinds = int(state.faults.rewinds) + 1
+        if training.non_finite == "rewind" and rewinds <= training.non_finite_limit:
+            raise non_finite.NotFiniteError(done.step, done.position, rewinds, sentence)
+        last = self._checkpoints.latest
+        kept = "no checkpoint was saved" if last is None else f"the last checkpoint is of step {last}"
+        first = non_finite.explain(self._experiment, done.step, state, done.batch, guarded=in_a_row > 0)
+        raise UserError(
+            f"{sentence} ({kept}); {first}: "
+            "lower the learning rate or set Optimizer.clip_norm, and train in a new folder"
+        )
+
     def _evaluate(self, step: int, state: TrainState) -> float:
         """Scores "valid" and gives its bits per byte."""
         experiment = self._experiment
+        weights = experiment.training.evaluate_weights
         report = evaluate(
-            experiment.model(state), experiment.corpus, "valid", experiment.protocol,
+            experiment.model(experiment.averaged(state) if weights == "ema" else state), experiment.corpus, "valid",
+            experiment.protocol,
             key=jax.random.key(experiment.seed), limit=experiment.training.evaluate_tokens,
         )  # fmt: skip
         line = {
             "step": step,
             "split": "valid",
             "protocol": next(iter(experiment.protocols)),
+            "weights": weights,
             "loss_nats": report.nats_per_token,
             "bits_per_byte": report.bits_per_byte,
             "tokens_scored": report.tokens_scored,
@@ -278,6 +333,7 @@ def _prepare(experiment: Experiment) -> tuple[BatchIterator, Step]:
     step = make_step(
         experiment.graph, experiment.optimizer, total_steps=training.steps, seed=experiment.seed,
         bytes_per_token=corpus.num_bytes("train") / len(tokens),
+        accumulate=training.accumulate, non_finite=training.non_finite,
     )  # fmt: skip
     _check_shapes(experiment, step)
     return batches, step

@@ -36,6 +36,14 @@ class MetricsFile:
         self._path, self._board = path, board
         self._file = path.open("a", encoding="utf-8")
 
+    def rewind(self, step: int) -> None:
+        """Drops the lines of later steps, which are done again."""
+        self._file.close()
+        _rewind(self._path, step)
+        self._file = self._path.open("a", encoding="utf-8")
+        if self._board is not None:
+            self._board.rewind(step)
+
     def write(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Appends one line and returns it: arrays as lists, and None for numbers that JSON lacks (NaN, infinities)."""
         line = {name: _plain(value) for name, value in values.items()}

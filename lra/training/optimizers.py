@@ -1,125 +1,22 @@
-"""Optimizers: an update rule, a schedule of the learning rate, and clipping, built on optax."""
+"""Optimizers: an update rule, a schedule of the learning rate, groups of parameters and clipping, built on optax."""
 
 from __future__ import annotations
 
 import abc
+import copy
+import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from lra.attention.visibility import Array
-from lra.errors import UserError
+from lra.training import groups as names
 from lra.training.checks import require, whole
-
-
-class Schedule(abc.ABC):
-    """The learning rate as a function of the updates done, for a run of `total_steps`. Subclasses are final."""
-
-    def __init__(self, learning_rate: float) -> None:
-        require(self, "learning_rate", learning_rate, 0 < learning_rate < math.inf, "above 0 and finite")
-        self.learning_rate = learning_rate
-
-    @abc.abstractmethod
-    def rates(self, total_steps: int) -> optax.Schedule:
-        """The rate of the update that follows n done ones, n = 0..total_steps - 1.
-
-        Raises:
-            UserError: the warm-up is longer than the run.
-        """
-
-
-class Constant(Schedule):
-    """The same rate at every step.
-
-    Args:
-        learning_rate: of every update.
-    """
-
-    def rates(self, total_steps: int) -> optax.Schedule:
-        return optax.constant_schedule(self.learning_rate)
-
-
-class _WarmUp(Schedule):
-    """A linear rise whose last update, number `warmup_steps`, has the whole rate; then what `_after` says."""
-
-    def __init__(self, learning_rate: float, warmup_steps: int) -> None:
-        super().__init__(learning_rate)
-        require(self, "warmup_steps", warmup_steps, whole(warmup_steps, 0), "an integer of at least 0")
-        self.warmup_steps = warmup_steps
-
-    def rates(self, total_steps: int) -> optax.Schedule:
-        if self.warmup_steps > total_steps:
-            raise UserError(
-                f"{type(self).__name__}.warmup_steps is {self.warmup_steps}, but the run has Training.steps = "
-                f"{total_steps}: lower the one or raise the other"
-            )
-        after = self._after(max(total_steps - self.warmup_steps, 1))
-        if self.warmup_steps <= 1:  # a rise of one update is the whole rate
-            return optax.join_schedules([optax.constant_schedule(self.learning_rate), after], [self.warmup_steps])
-        rise = optax.linear_schedule(self.learning_rate / self.warmup_steps, self.learning_rate, self.warmup_steps - 1)
-        return optax.join_schedules([rise, after], [self.warmup_steps])
-
-    @abc.abstractmethod
-    def _after(self, steps: int) -> optax.Schedule:
-        """The rates of the remaining steps, counted from the end of the warm-up."""
-
-
-class Linear(_WarmUp):
-    """Linear warm-up, then a linear fall that reaches `final` with the end of the run.
-
-    Args:
-        learning_rate: at the peak.
-        warmup_steps: updates of the rise.
-        final: rate at the end.
-    """
-
-    def __init__(self, learning_rate: float, warmup_steps: int, final: float = 0.0) -> None:
-        super().__init__(learning_rate, warmup_steps)
-        require(self, "final", final, 0 <= final < math.inf, "at least 0 and finite")
-        self.final = final
-
-    def _after(self, steps: int) -> optax.Schedule:
-        return optax.linear_schedule(self.learning_rate, self.final, steps)
-
-
-class Cosine(_WarmUp):
-    """Linear warm-up, then half a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts).
-
-    Args:
-        learning_rate: at the peak.
-        warmup_steps: updates of the rise.
-        final_ratio: rate at the end of the run as a share of `learning_rate`.
-    """
-
-    def __init__(self, learning_rate: float, warmup_steps: int = 0, final_ratio: float = 0.0) -> None:
-        super().__init__(learning_rate, warmup_steps)
-        require(self, "final_ratio", final_ratio, 0 <= final_ratio <= 1, "between 0 and 1")
-        self.final_ratio = final_ratio
-
-    def _after(self, steps: int) -> optax.Schedule:
-        return optax.cosine_decay_schedule(self.learning_rate, steps, alpha=self.final_ratio)
-
-
-class Rsqrt(_WarmUp):
-    """Linear warm-up, then the inverse square root of the step (Vaswani et al. 2017, arXiv:1706.03762, equation 3).
-
-    The paper's rate at the peak is width^-0.5 warmup_steps^-0.5.
-
-    Args:
-        learning_rate: at the peak.
-        warmup_steps: updates of the rise, at least 1.
-    """
-
-    def __init__(self, learning_rate: float, warmup_steps: int) -> None:
-        super().__init__(learning_rate, warmup_steps)
-        require(self, "warmup_steps", warmup_steps, warmup_steps >= 1, "an integer of at least 1")
-
-    def _after(self, steps: int) -> optax.Schedule:
-        return lambda count: self.learning_rate * jnp.sqrt(self.warmup_steps / (self.warmup_steps + 1.0 + count))
+from lra.training.schedules import Schedule
 
 
 class Update(abc.ABC):
@@ -149,7 +46,8 @@ class Adam(Update):
 class AdamW(Update):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101).
 
-    Vectors (norms, biases) don't decay. As in optax, unlike in the paper, the learning rate scales the decay too.
+    Norms and biases don't decay (see `lra.training.groups.decays`). As in optax, unlike in the paper, the learning rate
+    scales the decay too.
 
     Args:
         b1: decay of the first moment. b2: decay of the second moment.
@@ -163,7 +61,9 @@ class AdamW(Update):
         self.b1, self.b2, self.eps, self.weight_decay = b1, b2, eps, weight_decay
 
     def transformation(self, rates: optax.Schedule) -> optax.GradientTransformation:
-        return optax.adamw(rates, b1=self.b1, b2=self.b2, eps=self.eps, weight_decay=self.weight_decay, mask=_matrices)
+        return optax.adamw(
+            rates, b1=self.b1, b2=self.b2, eps=self.eps, weight_decay=self.weight_decay, mask=names.decays
+        )  # fmt: skip
 
 
 class Adafactor(Update):
@@ -202,6 +102,74 @@ class Adafactor(Update):
         )  # fmt: skip
 
 
+class Adagrad(Update):
+    """Adagrad (Duchi et al. 2011, JMLR 12:2121-2159).
+
+    Args:
+        initial: what the sum of squared gradients starts from.
+        eps: added to the sum before its root.
+    """
+
+    def __init__(self, initial: float = 0.1, eps: float = 1e-7) -> None:
+        require(self, "initial", initial, 0 <= initial < math.inf, "at least 0 and finite")
+        require(self, "eps", eps, 0 < eps < math.inf, "above 0 and finite")
+        self.initial, self.eps = initial, eps
+
+    def transformation(self, rates: optax.Schedule) -> optax.GradientTransformation:
+        return optax.adagrad(rates, initial_accumulator_value=self.initial, eps=self.eps)
+
+
+class SGD(Update):
+    """Stochastic gradient descent.
+
+    Args:
+        momentum: decay of the sum of gradients; None for none.
+        nesterov: whether the gradient is taken ahead of the momentum (Sutskever et al. 2013).
+    """
+
+    def __init__(self, momentum: float | None = None, nesterov: bool = False) -> None:
+        require(self, "momentum", momentum, momentum is None or 0 < momentum < 1, "between 0 and 1, or None")
+        require(self, "nesterov", nesterov, not nesterov or momentum is not None, "False without SGD.momentum")
+        self.momentum, self.nesterov = momentum, nesterov
+
+    def transformation(self, rates: optax.Schedule) -> optax.GradientTransformation:
+        return optax.sgd(rates, momentum=self.momentum, nesterov=self.nesterov)
+
+
+class Lion(Update):
+    """Lion (Chen et al. 2023, arXiv:2302.06675, algorithm 2): the sign of a momentum, at a small learning rate.
+
+    Norms and biases don't decay (see `lra.training.groups.decays`).
+
+    Args:
+        b1: weight of the momentum in the update. b2: decay of the momentum.
+        weight_decay: share of a weight that is taken away at a learning rate of 1.
+    """
+
+    def __init__(self, b1: float = 0.9, b2: float = 0.99, weight_decay: float = 0.0) -> None:
+        _check_decays(self, b1=b1, b2=b2)
+        require(self, "weight_decay", weight_decay, 0 <= weight_decay < math.inf, "at least 0 and finite")
+        self.b1, self.b2, self.weight_decay = b1, b2, weight_decay
+
+    def transformation(self, rates: optax.Schedule) -> optax.GradientTransformation:
+        return optax.lion(rates, b1=self.b1, b2=self.b2, weight_decay=self.weight_decay, mask=names.decays)
+
+
+class Group:
+    """Parameters with an update rule or a learning rate of their own, in `Optimizer.groups`.
+
+    Args:
+        pattern: of names as `lra params` prints them, with * and ?, such as "*.memory.*"; at least one must match.
+        update: class of the update rule; None for the optimizer's.
+        rate: multiplies the learning rate.
+    """
+
+    def __init__(self, *, pattern: str, update: Callable[[], Update] | None = None, rate: float = 1.0) -> None:
+        require(self, "rate", rate, 0 < rate < math.inf, "above 0 and finite")
+        self.pattern, self.rate = pattern, rate
+        self.update = None if update is None else update()
+
+
 class Optimizer:
     """An update rule with its schedule.
 
@@ -209,6 +177,9 @@ class Optimizer:
         update: class of the update rule.
         schedule: class of the schedule.
         clip_norm: bound of the global norm of the gradients; None for none.
+        groups: classes of groups of parameters with an update rule or a rate of their own; the first that matches.
+        ema_decay: decay of the exponential moving average of the parameters that the run keeps; None for none. After n
+            updates the decay is at most (1 + n) / (10 + n), so that initial values are soon forgotten.
     """
 
     def __init__(
@@ -217,32 +188,57 @@ class Optimizer:
         update: Callable[[], Update],
         schedule: Callable[[], Schedule],
         clip_norm: float | None = None,
+        groups: tuple[Callable[[], Group], ...] = (),
+        ema_decay: float | None = None,
     ) -> None:
         clips = clip_norm is None or 0 < clip_norm < math.inf
         require(self, "clip_norm", clip_norm, clips, "above 0 and finite, or None")
-        self.update, self.schedule, self.clip_norm = update(), schedule(), clip_norm
+        require(self, "ema_decay", ema_decay, ema_decay is None or 0 < ema_decay < 1, "between 0 and 1, or None")
+        self.update, self.schedule, self.clip_norm, self.ema_decay = update(), schedule(), clip_norm, ema_decay
+        self.groups = tuple(group() for group in groups)
+
+    def in_steps(self, steps_per: Callable[[str], float]) -> Self:
+        """The same optimizer with the schedule's lengths in steps (see `Schedule.in_steps`)."""
+        converted = copy.copy(self)
+        converted.schedule = self.schedule.in_steps(steps_per)
+        return converted
 
     def transformation(self, total_steps: int) -> optax.GradientTransformation:
         """From gradients to what is added to the parameters, in a run of `total_steps` (the configured total)."""
-        update = self.update.transformation(self.schedule.rates(total_steps))
+        rates = self.schedule.rates(total_steps)
+        update = self.update.transformation(rates)
+        if self.groups:
+            own = {
+                i: (group.update or self.update).transformation(lambda step, rate=group.rate: rate * rates(step))
+                for i, group in enumerate(self.groups)
+            }
+            labels = functools.partial(names.labels, patterns=[group.pattern for group in self.groups])
+            update = optax.partition({-1: update, **own}, labels)
         return update if self.clip_norm is None else optax.chain(optax.clip_by_global_norm(self.clip_norm), update)
 
     def learning_rate(self, step: int | Array, total_steps: int) -> Array:
         """The rate of the update that follows `step` done ones, a float32 scalar."""
         return jnp.asarray(self.schedule.rates(total_steps)(step), jnp.float32)
 
+    def clip_ratio(self, gradient_norm: Array) -> Array:
+        """What clipping multiplies gradients of this norm by: 1 where they are left as they are."""
+        if self.clip_norm is None:
+            return jnp.ones_like(gradient_norm)
+        return jnp.minimum(1, self.clip_norm / jnp.maximum(gradient_norm, jnp.finfo(gradient_norm.dtype).tiny))
+
+    def average(self, average: Any, parameters: Any, done: Array) -> Any:
+        """The moving average after an update, the `done`-th of the run; None without one."""
+        if self.ema_decay is None:
+            return None
+        decay = jnp.minimum(self.ema_decay, (1 + done) / (10 + done)).astype(jnp.float32)
+        return jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, average, parameters)
+
 
 def _check_moments(owner: Update, b1: float, b2: float, eps: float) -> None:
-    for name, value in (("b1", b1), ("b2", b2)):
-        require(owner, name, value, 0 <= value < 1, "at least 0 and below 1")
+    _check_decays(owner, b1=b1, b2=b2)
     require(owner, "eps", eps, 0 < eps < math.inf, "above 0 and finite")
 
 
-def _matrices(parameters: Any) -> Any:
-    """True for every array that has two axes or more in its own layer."""
-
-    def matrix(path: tuple[Any, ...], x: Array) -> bool:
-        stacked = any(getattr(entry, "key", None) == "layers" for entry in path)  # a leading axis that counts layers
-        return bool(x.ndim - stacked >= 2)
-
-    return jax.tree_util.tree_map_with_path(matrix, parameters)
+def _check_decays(owner: Update, **decays: float) -> None:
+    for name, value in decays.items():
+        require(owner, name, value, 0 <= value < 1, "at least 0 and below 1")

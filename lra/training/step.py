@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +14,12 @@ from flax import nnx
 
 from lra.attention.pattern import Buffer
 from lra.attention.visibility import Array
-from lra.models import Decoder, Scored
+from lra.models import Decoder
+from lra.training import loss_scale
 from lra.training.compiled import Step
+from lra.training.gradients import Summed, make_gradients
 from lra.training.optimizers import Optimizer
-from lra.training.state import TrainState
+from lra.training.state import Faults, TrainState
 
 _INITIAL = 2**32 - 1  # no step has this number, so initial values share no random bits with dropout
 
@@ -39,65 +42,121 @@ def initial_state(
         model = make_model(rngs=nnx.Rngs(params=jax.random.fold_in(jax.random.key(seed), _INITIAL)))
         graph, parameters, buffers = _split(model)
         memory = model.initial_memory(batch_size, True)
-        step = jnp.zeros((), jnp.int32)
-        return graph, TrainState(step, parameters, buffers, transformation.init(parameters), memory)
+        average = None if optimizer.ema_decay is None else jax.tree.map(jnp.copy, parameters)
+        return graph, TrainState(
+            step=jnp.zeros((), jnp.int32),
+            parameters=parameters,
+            buffers=buffers,
+            optimizer=transformation.init(parameters),
+            memory=memory,
+            average=average,
+            scale=loss_scale.initial(model.compute_dtype),
+            faults=Faults.none(),
+        )
 
     return initial
 
 
-def make_step(graph: Any, optimizer: Optimizer, *, total_steps: int, seed: int, bytes_per_token: float = 1.0) -> Step:
+def make_step(
+    graph: Any,
+    optimizer: Optimizer,
+    *,
+    total_steps: int,
+    seed: int,
+    bytes_per_token: float = 1.0,
+    accumulate: int = 1,
+    non_finite: str = "stop",
+) -> Step:
     """Makes the training step.
 
     The loss is sum(nats * weights) / sum(weights), 0 without weights, plus the auxiliary losses. A target of weight 0
     is padding: its position is invisible. Rows that begin anew (`batch.reset`) start from an empty memory.
 
+    Micro-batches are consecutive rows. Their gradients add up to those of the whole batch, since each is divided by the
+    weights of all; auxiliary losses, metrics and new buffer values are averaged by weight (the last micro-batch's for
+    integers), and buffers are written once.
+
+    A step whose loss or gradients are not finite changes nothing but counters. After it all further steps change
+    nothing either, so that it can be done again from the state at hand, unless `non_finite` is "skip".
+
     Args:
         graph: the model's graph definition.
         optimizer: see `Optimizer`.
         total_steps: of the configured run, for the schedule.
-        seed: of the run; dropout of step n has `fold_in(key(seed), n)`.
+        seed: of the run; dropout of step n has `fold_in(key(seed), n)`, and a micro-batch folds in its number.
         bytes_per_token: of the training text, for bits per byte.
+        accumulate: micro-batches of a batch, a divisor of its rows.
+        non_finite: "stop", "skip" or "rewind" (see `Training`).
 
     Returns:
         `step(state, batch) -> (state, metrics)`. Metrics are scalars: loss_nats, bits_per_byte, gradient_norm (before
-        clipping), parameter_norm (after the update), learning_rate, tokens (sum of weights), loss/NAME for each
-        auxiliary loss; and layer/NAME, [L], for what layers report.
+        clipping), clip_ratio (what clipping multiplied the gradients by), parameter_norm (after the update),
+        learning_rate, tokens (sum of weights), non_finite (steps in a row up to this one), skipped_steps, rewinds,
+        loss_scale, loss/NAME for each auxiliary loss; and layer/NAME, [L], for what layers report.
     """
     transformation = optimizer.transformation(total_steps)
+    gradients_of = make_gradients(graph, seed=seed, accumulate=accumulate)
 
-    def loss(parameters: Any, state: TrainState, batch: dict[str, Array], padded: bool) -> tuple[Array, Any]:
-        model = nnx.merge(graph, parameters, state.buffers)
-        weights = batch["weights"]
-        scored = model.score(
-            batch["inputs"], batch["targets"],
-            valid=weights > 0 if padded else None,
-            memory=model.reset_memory(state.memory, batch["reset"]),
-            key=jax.random.fold_in(jax.random.key(seed), state.step),
-            train=True,
-        )  # fmt: skip
-        tokens = weights.sum()
-        nats = jnp.where(weights > 0, scored.nats * weights, 0).sum() / jnp.where(tokens > 0, tokens, 1)
-        return nats + sum(scored.losses.values()), (nats, tokens, scored)
-
-    def update(state: TrainState, batch: dict[str, Array], padded: bool) -> tuple[TrainState, dict[str, Array]]:
-        gradients, (nats, tokens, scored) = jax.grad(loss, has_aux=True)(state.parameters, state, batch, padded)
+    def applied(state: TrainState, gradients: Any, summed: Summed) -> TrainState:
         updates, optimizer_state = transformation.update(gradients, state.optimizer, state.parameters)
         model = nnx.merge(graph, optax.apply_updates(state.parameters, updates), state.buffers)
         model.project()
-        model.write(scored.updates)
+        model.write(summed.updates)
         _, parameters, buffers = _split(model)
+        return dataclasses.replace(
+            state,
+            parameters=parameters,
+            buffers=buffers,
+            optimizer=optimizer_state,
+            memory=summed.memory,
+            average=optimizer.average(state.average, parameters, state.updates + 1),
+        )
+
+    def update(state: TrainState, batch: dict[str, Array], padded: bool) -> tuple[TrainState, dict[str, Array]]:
+        gradients, summed = gradients_of(state, batch, padded)
+        norm = optax.tree.norm(gradients)
+        loss = summed.nats + sum(summed.losses.values())
+        sound, counted = _verdict(state, loss, norm, skips=non_finite == "skip")
+        # Not a choice between old and new values, which would hold both in memory.
+        new = jax.lax.cond(sound, applied, lambda state, *_: state, state, gradients, summed)
+        new = dataclasses.replace(new, **counted)
         metrics = {
-            "loss_nats": nats,
-            "bits_per_byte": nats / (math.log(2) * bytes_per_token),
-            "gradient_norm": optax.tree.norm(gradients),
-            "parameter_norm": optax.tree.norm(parameters),
-            "learning_rate": optimizer.learning_rate(state.step, total_steps),
-            "tokens": tokens,
+            "loss_nats": summed.nats,
+            "bits_per_byte": summed.nats / (math.log(2) * bytes_per_token),
+            "gradient_norm": norm,
+            "parameter_norm": optax.tree.norm(new.parameters),
+            "learning_rate": optimizer.learning_rate(state.updates, total_steps),
+            "tokens": batch["weights"].sum(),
+            "non_finite": new.faults.in_a_row,
         }
-        state = TrainState(state.step + 1, parameters, buffers, optimizer_state, scored.memory)
-        return state, metrics | _reports(scored)
+        if optimizer.clip_norm is not None:
+            metrics["clip_ratio"] = optimizer.clip_ratio(norm)
+        if non_finite == "skip" or state.scale is not None:
+            metrics["skipped_steps"] = new.faults.skipped
+        if non_finite == "rewind":
+            metrics["rewinds"] = new.faults.rewinds
+        if state.scale is not None:
+            metrics["loss_scale"] = state.scale.value
+        return new, metrics | _reports(summed)
 
     return Step(update)
+
+
+def _verdict(state: TrainState, loss: Array, norm: Array, *, skips: bool) -> tuple[Array, dict[str, Any]]:
+    """Whether the update is applied, and the new values of the state's counters: step, scale and faults."""
+    faults = state.faults
+    finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+    overflowed = jnp.zeros((), bool) if state.scale is None else state.scale.overflowed(loss, norm)
+    halted = jnp.zeros((), bool) if skips else faults.in_a_row > 0
+    failed = ~finite & ~overflowed
+    sound, passed = finite & ~halted, (failed & skips) | (overflowed & ~halted)
+    counts = Faults(
+        skipped=faults.skipped + passed,
+        in_a_row=jnp.where(failed | halted, faults.in_a_row + 1, jnp.where(finite, 0, faults.in_a_row)),
+        rewinds=faults.rewinds,
+    )
+    scale = None if state.scale is None else state.scale.after(overflowed)
+    return sound, {"step": state.step + (sound | passed), "scale": scale, "faults": counts}
 
 
 def _split(model: Decoder) -> tuple[Any, Any, Any]:
@@ -106,6 +165,6 @@ def _split(model: Decoder) -> tuple[Any, Any, Any]:
     return parts
 
 
-def _reports(scored: Scored) -> dict[str, Array]:
+def _reports(scored: Summed) -> dict[str, Array]:
     losses = {f"loss/{name}": value for name, value in scored.losses.items()}
     return losses | {f"layer/{name}": value for name, value in scored.metrics.items()}

@@ -19,12 +19,21 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path, step: int) -> None:
+        self._folder, self._files = folder, 0
+        self._writer = self._open(step)
+
+    def _open(self, step: int) -> Any:
         from tensorboardX import SummaryWriter  # loads protobuf, and torch where that is installed
 
-        # A name of its own for each start, since the names of event files count seconds only.
-        self._writer = SummaryWriter(
-            str(folder), purge_step=step + 1, flush_secs=FLUSH_SECONDS, filename_suffix=f".{step}"
-        )
+        # A name of its own for each file, since those that tensorboardX gives count seconds only.
+        suffix = f".{step}.{self._files}"
+        return SummaryWriter(str(self._folder), purge_step=step + 1, flush_secs=FLUSH_SECONDS, filename_suffix=suffix)
+
+    def rewind(self, step: int) -> None:
+        """Forgets later steps, which are done again."""
+        self._writer.close()
+        self._files += 1
+        self._writer = self._open(step)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Writes a line as it stands in `metrics.jsonl`; what is no number is left out."""

@@ -175,6 +175,39 @@ def test_other_hosts_continue(order: Batches) -> None:
     same(take(continued, 8), take(expected, 8))
 
 
+def rows_of(parts: list[Batch], order: Batches) -> np.ndarray:
+    """The targets of one step of all hosts, in the order of the whole batch."""
+    rows = [part.targets for part in parts]
+    return np.concatenate(rows) if isinstance(order, Streams) else np.stack(rows, 1).reshape(-1, SEGMENT)
+
+
+@BOTH
+@pytest.mark.parametrize(("before", "after"), [(6, 2), (1, 3), (2, 1)])
+def test_a_run_that_goes_on_with_another_number_of_hosts_keeps_its_order(
+    order: Batches, before: int, after: int
+) -> None:
+    """No row is read twice or left out, and every batch holds the rows that one host would have read."""
+    whole = take(reader(order), 21)
+    first = [reader(order, host=host, hosts=before) for host in range(before)]
+    seen = [rows_of([next(part) for part in first], order) for _ in range(10)]
+    states = [part.get_state() for part in first]
+    assert all(state == states[0] for state in states), "any host's state stands for all"
+    second = [reader(order, host=host, hosts=after) for host in range(after)]
+    for part in second:
+        part.set_state(states[0])
+    seen += [rows_of([next(part) for part in second], order) for _ in range(11)]
+    for rows, batch in zip(seen, whole, strict=True):
+        np.testing.assert_array_equal(rows, batch.targets)
+
+
+@BOTH
+def test_hosts_read_disjoint_rows_that_make_an_epoch(order: Batches) -> None:
+    """47 windows are 8 batches, the last of which begins the next epoch; 7 batches of streams are 42 segments."""
+    parts = [take(reader(order, host=host, hosts=3), 7) for host in range(3)]
+    owned = [windows_of(part) for part in parts]
+    assert sum(map(len, owned)) == len(set().union(*owned)) == 42
+
+
 @BOTH
 def test_exactly_one_batch_of_tokens_is_enough(order: Batches) -> None:
     needed = BATCH * SEGMENT

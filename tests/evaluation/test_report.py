@@ -56,7 +56,7 @@ def test_as_dict_is_json() -> None:
         "protocol": "block, segment 7, batch size 16", "context": "windows of 7 tokens", "tokens_scored": 40,
         "tokens_expected": 40, "bytes": 120, "nats_total": 100.0, "partial": False, "seconds": 8.0, "step": 19,
         "nats_per_token": 2.5, "bits_per_byte": 100 / math.log(2) / 120, "perplexity": math.exp(2.5),
-        "tokens_per_second": 5.0,
+        "tokens_per_second": 5.0, "weights": "last",
     }  # fmt: skip
 
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from lra.errors import UserError
-from lra.training import Adafactor, Adam, AdamW, Constant, Cosine, Linear, Optimizer, Rsqrt
+from lra.models.parameters import named
+from lra.training import SGD, Adafactor, Adagrad, Adam, AdamW, Constant, Cosine, Group, Linear, Lion, Optimizer, Rsqrt
+from lra.training.groups import decays
 
 TOTAL = 20
 
@@ -27,15 +29,46 @@ def test_schedules_have_their_closed_forms():
     np.testing.assert_allclose(rates(Rsqrt(0.3, 5)), rsqrt, rtol=1e-5)
 
 
-@pytest.mark.parametrize("warmup_steps", [0, 1])
-def test_without_a_rise_the_first_rate_is_the_whole_one(warmup_steps):
-    assert rates(Linear(0.3, warmup_steps))[0] == pytest.approx(0.3)
-    assert (np.diff(rates(Linear(0.3, warmup_steps))[1:]) < 0).all()
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_without_a_rise_the_first_rate_is_the_whole_one(warmup):
+    assert rates(Linear(0.3, warmup))[0] == pytest.approx(0.3)
+    assert (np.diff(rates(Linear(0.3, warmup))[1:]) < 0).all()
 
 
 def test_a_warm_up_longer_than_the_run_is_refused():
-    with pytest.raises(UserError, match=r"Linear.warmup_steps is 21.*Training.steps = 20"):
+    with pytest.raises(UserError, match=r"Linear.warmup is 21.*Training.steps = 20"):
         Linear(0.1, 21).rates(TOTAL)
+    with pytest.raises(UserError, match=r"Linear.warmup is 8 steps, but Linear.total is 7"):
+        Linear(0.1, 8, total=7).rates(TOTAL)
+
+
+def test_a_total_of_its_own_ends_the_fall():
+    shorter, whole = rates(Cosine(0.3, 2, final_ratio=0.1, total=11)), Cosine(0.3, 2, final_ratio=0.1).rates(11)
+    np.testing.assert_array_equal(shorter[:11], [whole(step) for step in range(11)])
+    np.testing.assert_allclose(shorter[11:], 0.03, rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [Linear, Cosine])
+def test_lengths_in_tokens_and_epochs_are_those_in_steps(make):
+    per = {"tokens": 1 / 13, "epochs": 7.0}  # 13 tokens a step, 7 steps an epoch
+    expected = rates(make(0.3, 5, total=14))
+    for unit, warmup, total in (("tokens", 65, 182), ("epochs", 5 / 7, 2)):
+        np.testing.assert_array_equal(rates(make(0.3, warmup, total=total, unit=unit).in_steps(per.get)), expected)
+    tokens = Rsqrt(0.3, 65, unit="tokens").in_steps(per.get)
+    np.testing.assert_array_equal(rates(tokens), rates(Rsqrt(0.3, 5)))
+
+
+def test_an_experiment_knows_its_tokens_and_epochs(tiny):
+    """Batches of 3 x 8 tokens; 500 tokens are 20 of them."""
+
+    def of(**options):
+        schedule = functools.partial(Linear, 0.1, **options)
+        return tiny.experiment(optimizer=tiny.optimizer(schedule=schedule), training={"steps": 50}).optimizer.schedule
+
+    assert of(warmup=48, unit="tokens").warmup == 2
+    assert (of(warmup=0.5, total=2, unit="epochs").warmup, of(warmup=0.5, total=2, unit="epochs").total) == (10, 40)
+    with pytest.raises(UserError, match=r"Linear.warmup is 5, .* as much as one step, which is 24 tokens"):
+        of(warmup=5, unit="tokens")
 
 
 @pytest.mark.parametrize(
@@ -43,16 +76,27 @@ def test_a_warm_up_longer_than_the_run_is_refused():
     [
         (lambda: Constant(0.0), "Constant.learning_rate"),
         (lambda: Constant(float("nan")), "Constant.learning_rate"),
-        (lambda: Linear(0.1, -1), "Linear.warmup_steps"),
+        (lambda: Linear(0.1, -1), "Linear.warmup"),
+        (lambda: Linear(0.1, 0.5), "Linear.warmup.*integer.*unit is steps"),
+        (lambda: Linear(0.1, 1.5, unit="tokens"), "Linear.warmup.*integer.*unit is tokens"),
+        (lambda: Linear(0.1, float("nan"), unit="epochs"), "Linear.warmup"),
+        (lambda: Linear(0.1, 1, total=0), "Linear.total"),
+        (lambda: Linear(0.1, 1, unit="weeks"), "Linear.unit is 'weeks'.*'epochs'"),
         (lambda: Linear(0.1, 1, final=-0.1), "Linear.final"),
         (lambda: Cosine(0.1, final_ratio=1.5), "Cosine.final_ratio"),
-        (lambda: Rsqrt(0.1, 0), "Rsqrt.warmup_steps"),
+        (lambda: Rsqrt(0.1, 0), "Rsqrt.warmup"),
         (lambda: Adam(b1=1.0), "Adam.b1"),
         (lambda: Adam(eps=0.0), "Adam.eps"),
         (lambda: AdamW(weight_decay=-1.0), "AdamW.weight_decay"),
         (lambda: Adafactor(clipping_threshold=0.5), "Adafactor.clipping_threshold"),
         (lambda: Adafactor(factored_from=0), "Adafactor.factored_from"),
+        (lambda: Adagrad(initial=-1.0), "Adagrad.initial"),
+        (lambda: SGD(momentum=1.0), "SGD.momentum"),
+        (lambda: SGD(nesterov=True), "SGD.nesterov"),
+        (lambda: Lion(b2=1.0), "Lion.b2"),
+        (lambda: Group(pattern="*", rate=0.0), "Group.rate"),
         (lambda: Optimizer(update=Adam, schedule=lambda: Constant(0.1), clip_norm=0.0), "Optimizer.clip_norm"),
+        (lambda: Optimizer(update=Adam, schedule=lambda: Constant(0.1), ema_decay=1.0), "Optimizer.ema_decay"),
     ],
 )
 def test_ranges_are_checked_by_constructors(make, name):
@@ -60,7 +104,7 @@ def test_ranges_are_checked_by_constructors(make, name):
         make()
 
 
-@pytest.mark.parametrize("update", [Adam, AdamW, Adafactor])
+@pytest.mark.parametrize("update", [Adam, AdamW, Adafactor, Lion])
 def test_the_logged_rate_is_the_applied_one(update):
     """On a constant gradient Adam moves by the rate itself; Adafactor, without its relative steps, too."""
     options = {"relative": False} if update is Adafactor else {}
@@ -90,16 +134,83 @@ class _Identity:
         return optax.identity()
 
 
-def test_weight_decay_leaves_vectors_alone(tiny):
+@pytest.mark.parametrize("update", [AdamW, Lion])
+def test_norms_and_biases_do_not_decay(tiny, update):
     experiment = tiny.experiment(
-        model=tiny.model(memory=False), optimizer=tiny.optimizer(functools.partial(AdamW, weight_decay=0.5))
+        model=tiny.model(memory=False), optimizer=tiny.optimizer(functools.partial(update, weight_decay=0.5))
     )
     _, state = experiment.initial()
     transformation = experiment.optimizer.transformation(4)
     zeros = jax.tree.map(jnp.zeros_like, state.parameters)
     updates, _ = transformation.update(zeros, state.optimizer, state.parameters)
-    leaves = jax.tree_util.tree_leaves_with_path((updates, state.parameters))
-    decayed = {jax.tree_util.keystr(path): bool(x.any()) for path, x in leaves if path[0].idx == 0}
-    assert sum(decayed.values()) == 7  # the embedding, q, k, v, o, and two of the feed-forward layer
-    assert not any(moved for path, moved in decayed.items() if "bias" in path or "scale" in path)
-    assert len(decayed) == 15
+    decayed = {name for name, x in named(updates).items() if x.any()}
+    layer = "stack.layers.0."
+    assert decayed == {
+        "embedding.embedding",
+        *(f"{layer}attention.{name}.kernel" for name in ("query", "key", "value", "output")),
+        *(f"{layer}feed_forward.{name}.kernel" for name in ("inner", "outer")),
+    }
+    assert len(named(updates)) == 15
+
+
+def test_what_decays_goes_by_name_and_then_by_the_axes_in_a_layer():
+    shapes = {
+        "kernel": (2, 3), "bias": (2, 3), "scale": (2, 3), "slopes": (5,), "gain": (),
+        "layers": [{"kernel": (4, 2, 3), "span": (4, 7), "bias": (4, 2, 3)}],
+    }  # fmt: skip
+    parameters = jax.tree.map(jnp.zeros, shapes, is_leaf=lambda x: isinstance(x, tuple))
+    assert {name for name, x in named(decays(parameters)).items() if x} == {"kernel", "layers.0.kernel"}
+
+
+def test_new_rules_have_their_closed_forms():
+    """Three gradients; the sums by hand, in float64."""
+    g = np.array([[0.5, -2.0], [1.0, 0.25], [-0.125, 3.0]])
+    moves = {
+        SGD: lambda i: g[i],
+        functools.partial(SGD, momentum=0.9): lambda i: sum(0.9 ** (i - j) * g[j] for j in range(i + 1)),
+        functools.partial(SGD, momentum=0.9, nesterov=True): lambda i: (
+            g[i] + 0.9 * sum(0.9 ** (i - j) * g[j] for j in range(i + 1))
+        ),
+        functools.partial(Adagrad, initial=0.2): lambda i: g[i] / np.sqrt(0.2 + (g[: i + 1] ** 2).sum(0)),
+        functools.partial(Lion, b1=0.8, b2=0.9): lambda i: np.sign(
+            0.8 * sum(0.1 * 0.9 ** (i - 1 - j) * g[j] for j in range(i)) + 0.2 * g[i]
+        ),
+    }
+    for update, expected in moves.items():
+        transformation = Optimizer(update=update, schedule=lambda: Constant(0.1)).transformation(3)
+        parameters = {"w": jnp.ones(2)}
+        state = transformation.init(parameters)
+        for i in range(3):
+            step, state = transformation.update({"w": jnp.asarray(g[i], jnp.float32)}, state, parameters)
+            np.testing.assert_allclose(step["w"], -0.1 * expected(i), rtol=1e-5)
+
+
+def test_groups_have_rates_and_rules_of_their_own(tiny):
+    groups = (
+        functools.partial(Group, pattern="embedding.*", rate=0.5),
+        functools.partial(Group, pattern="*.query.kernel", update=functools.partial(SGD, momentum=0.9), rate=3.0),
+        functools.partial(Group, pattern="*.kernel", rate=2.0),
+    )
+    experiment = tiny.experiment(optimizer=tiny.optimizer(SGD, groups=groups), model=tiny.model(memory=False))
+    _, state = experiment.initial()
+    transformation = experiment.optimizer.transformation(4)
+    ones = jax.tree.map(jnp.ones_like, state.parameters)
+    _, optimizer = transformation.update(ones, state.optimizer, state.parameters)
+    updates, _ = transformation.update(ones, optimizer, state.parameters)
+    for name, x in named(updates).items():
+        factor = 1.0
+        if name.startswith("embedding"):
+            factor = 0.5
+        elif name.endswith("query.kernel"):
+            factor = 3 * 1.9
+        elif name.endswith("kernel"):
+            factor = 2.0
+        np.testing.assert_allclose(x, -0.01 * factor, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("pattern", ["*.memory.*", "*.scale"])
+def test_a_group_that_takes_nothing_is_refused(tiny, pattern):
+    groups = (functools.partial(Group, pattern="*.scale"), functools.partial(Group, pattern=pattern))
+    experiment = tiny.experiment(optimizer=tiny.optimizer(groups=groups), model=tiny.model(memory=False))
+    with pytest.raises(UserError, match=r"takes no parameter.*there are embedding\.embedding, "):
+        experiment.build()

@@ -11,24 +11,55 @@ import pytest
 
 from lra.attention import SlidingWindow
 from lra.data import Streams, Windows
-from lra.training import Adafactor, Adam, Checkpoints, Linear
+from lra.training import SGD, Adafactor, Adagrad, Adam, AdamW, Checkpoints, Group, Linear, Lion, make_step
 from lra.training.clock import MACHINE
 
 STREAMS = functools.partial(Streams, batch_size=3, segment=8)
 WINDOWS = functools.partial(Windows, batch_size=3, segment=8)
 
 
-def build(tiny, data, update):
-    windows = data is WINDOWS
+ACCUMULATE = functools.partial(Streams, batch_size=4, segment=8)
+"""15 batches an epoch."""
+SHORT = functools.partial(Windows, batch_size=20, segment=8)
+"""62 windows: an epoch ends within the fourth batch."""
+
+CASES = {
+    "memory": {},
+    "windows across epochs": {"data": SHORT},
+    "adafactor": {"update": functools.partial(Adafactor, factored_from=8, momentum=0.9)},
+    "adamw": {"update": AdamW},
+    "adagrad": {"update": Adagrad, "data": WINDOWS},
+    "sgd with momentum": {"update": functools.partial(SGD, momentum=0.9), "data": WINDOWS},
+    "lion": {"update": Lion, "data": WINDOWS},
+    "groups": {"groups": (functools.partial(Group, pattern="*.kernel", update=Lion, rate=0.1),)},
+    "accumulation": {"data": ACCUMULATE, "training": {"accumulate": 2}},
+    "average": {"ema_decay": 0.5, "training": {"evaluate_weights": "ema"}},
+    "bfloat16": {"compute_dtype": "bfloat16"},
+    "float16": {"compute_dtype": "float16"},
+    "loop": {"stack": {"scan": False}},
+    "remat": {"stack": {"remat": "full"}},
+    "remat of products": {"stack": {"remat": "dots", "scan": False}},
+    "post-norm": {"stack": {"norm": "post"}},
+    "everything": {
+        "data": ACCUMULATE, "training": {"accumulate": 2, "non_finite": "skip", "evaluate_weights": "ema"},
+        "ema_decay": 0.5, "compute_dtype": "float16", "stack": {"remat": "full"}, "update": Adafactor,
+    },
+}  # fmt: skip
+"""Every option that carries state or that changes the compiled step. Dropout is on in all."""
+QUICK = ("memory", "windows across epochs", "accumulation", "average", "float16")
+
+
+def build(tiny, data=STREAMS, update=Adam, training=None, stack=None, compute_dtype="float32", **optimizer):
+    windows = data in (WINDOWS, SHORT)
     pattern = functools.partial(SlidingWindow, window=5) if windows else tiny.Full
-    return tiny.experiment(
-        data=data,
-        optimizer=tiny.optimizer(update, clip_norm=1.0),
-        model=tiny.model(pattern=pattern, memory=not windows),
-    )
+    stack = functools.partial(tiny.Stack, **{"dropout": 0.1, "scan": True, **(stack or {})})
+    model = functools.partial(tiny.model(pattern=pattern, memory=not windows), stack=stack, compute_dtype=compute_dtype)
+    schedule = functools.partial(Linear, 0.01, 2)
+    optimizer = tiny.optimizer(functools.partial(update), schedule, clip_norm=1.0, **optimizer)
+    return tiny.experiment(data=data, optimizer=optimizer, model=model, training={"steps": 5, **(training or {})})
 
 
-def saved(experiment, workdir, step=4):
+def saved(experiment, workdir, step=5):
     with Checkpoints(workdir / "checkpoints") as checkpoints:
         return checkpoints.restore(step, experiment.abstract_state), checkpoints.data(step)
 
@@ -38,23 +69,50 @@ def lines(workdir: Path, split="train") -> list[dict]:
     return [{**line, **dict.fromkeys(MACHINE)} for line in found if line["split"] == split]
 
 
-@pytest.mark.parametrize("update", [Adam, Adafactor])
-@pytest.mark.parametrize("data", [STREAMS, WINDOWS], ids=["streams", "windows"])
-def test_two_and_two_steps_are_four(tiny, run, tmp_path, data, update):
-    make = functools.partial(build, tiny, data, functools.partial(update))
+def same(left, right):
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(left), jax.tree.leaves(right), strict=True):
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), jax.tree_util.keystr(path)
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
+def test_two_and_three_steps_are_five(tiny, run, tmp_path, case):
+    make = functools.partial(build, tiny, **CASES[case])
+    make().build()
     whole = run(make(), tmp_path / "whole")
     first = run(make(), steps=2)
     second = run(make())
-    assert (whole.step, whole.steps_done) == (4, 4)
-    assert (first.step, first.steps_done, second.step, second.steps_done) == (2, 2, 4, 2)
+    assert (whole.step, whole.steps_done) == (5, 5)
+    assert (first.step, first.steps_done, second.step, second.steps_done) == (2, 2, 5, 3)
     (expected, position), (state, same_position) = saved(make(), tmp_path / "whole"), saved(make(), tmp_path / "run")
     assert position == same_position
-    assert jax.tree.structure(state) == jax.tree.structure(expected)
-    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(state), strict=True):
-        assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), jax.tree_util.keystr(path)
+    same(expected, state)
     assert lines(tmp_path / "run") == lines(tmp_path / "whole")
-    assert [line["step"] for line in lines(tmp_path / "run", "valid")] == [2, 4]
+    assert [line["step"] for line in lines(tmp_path / "run", "valid")] == [2, 5]
     assert lines(tmp_path / "run", "valid")[1] == lines(tmp_path / "whole", "valid")[0]
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_another(tiny, run, tmp_path):
+    for name, seed in (("one", 0), ("two", 0), ("other", 1)):
+        run(tiny.experiment(seed=seed, data=WINDOWS, model=tiny.model(memory=False)), tmp_path / name)
+    make = functools.partial(tiny.experiment, data=WINDOWS, model=tiny.model(memory=False))
+    same(saved(make(), tmp_path / "one", 4)[0], saved(make(), tmp_path / "two", 4)[0])
+    assert lines(tmp_path / "one") == lines(tmp_path / "two")
+    for one, other in zip(lines(tmp_path / "one"), lines(tmp_path / "other"), strict=True):
+        assert one["loss_nats"] != other["loss_nats"]
+
+
+def test_the_first_step_after_a_resumption_donates_what_was_restored(tiny, run, tmp_path):
+    """A restored state that could not be donated would take twice its memory, silently."""
+    run(tiny.experiment(), steps=1)
+    experiment = tiny.experiment()
+    state, _ = saved(experiment, tmp_path / "run", 1)
+    step = make_step(experiment.graph, experiment.optimizer, total_steps=4, seed=0)
+    batches = experiment.data.batches(experiment.corpus.tokens("train"), start=0, seed=0, prefetch=0)
+    step(state, next(batches))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((state.parameters, state.optimizer, state.memory)))
 
 
 def test_a_new_process_goes_on_likewise(tiny, run, tmp_path):

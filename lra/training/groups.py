@@ -1,0 +1,52 @@
+"""Groups of parameters, by name: what decays, and what has an update or a learning rate of its own."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from lra.errors import UserError
+from lra.models.parameters import named
+
+NO_DECAY = ("bias", "scale")
+"""Last parts of names that never decay: biases, and the scales of norms."""
+
+
+def decays(parameters: Any) -> Any:
+    """True for each array that weight decay takes part in: no bias, no norm, and a matrix in its own layer at least.
+
+    Gains, slopes and spans, which are scalars or vectors in a layer, do not decay either.
+    """
+
+    def decay(name: str, x: Any) -> bool:
+        stacked = ".layers." in f".{name}"  # a leading axis that counts layers
+        return name.rpartition(".")[2] not in NO_DECAY and x.ndim - stacked >= 2
+
+    return _by_name(parameters, decay)
+
+
+def labels(parameters: Any, patterns: Sequence[str]) -> Any:
+    """The number of the first pattern that each array's name matches, as a pytree; -1 where none does.
+
+    Raises:
+        UserError: a pattern matches nothing, or nothing that a former one has left.
+    """
+
+    def label(name: str, x: Any) -> int:
+        return next((i for i, pattern in enumerate(patterns) if fnmatch.fnmatchcase(name, pattern)), -1)
+
+    result = _by_name(parameters, label)
+    for i in set(range(len(patterns))) - set(jax.tree.leaves(result)):
+        raise UserError(
+            f"Group.pattern {patterns[i]!r} takes no parameter that a former group has left; there are "
+            f"{', '.join(named(parameters))}: change the pattern"
+        )
+    return result
+
+
+def _by_name(parameters: Any, function: Callable[[str, Any], Any]) -> Any:
+    values = [function(name, leaf) for name, leaf in named(parameters).items()]
+    return jax.tree.unflatten(jax.tree.structure(parameters), values)

@@ -1,0 +1,122 @@
+"""The precision policy: what is computed in what, read from the traced program."""
+
+import functools
+from collections import defaultdict
+from pathlib import Path
+
+import jax
+import jax.extend.core as core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from lra.attention import Full, Recurrence, Rotary
+from lra.attention.layer import Attention
+from lra.models import Decoder, FeedForward, Stack
+
+SIZES = {"num_layers": 2, "width": 12, "num_heads": 3, "vocabulary_size": 17}
+NARROW = pytest.mark.parametrize("narrow", ["bfloat16", "float16"])
+
+
+def make(compute_dtype, *, norm="pre", remat="none", scan=False):
+    return functools.partial(
+        Decoder, **SIZES, pattern=Full, terms=(Rotary,), compute_dtype=compute_dtype,
+        memory=functools.partial(Recurrence, length=5), feed_forward=functools.partial(FeedForward, hidden=20),
+        stack=functools.partial(Stack, norm=norm, remat=remat, scan=scan), attention=Attention,
+    )(rngs=nnx.Rngs(0))  # fmt: skip
+
+
+def loss_of(model):
+    graph, state = nnx.split(model)
+
+    def loss(state, tokens, memory):
+        scored = nnx.merge(graph, state).score(tokens[:, :-1], tokens[:, 1:], memory=memory, key=None, train=True)
+        return scored.nats.mean(), scored
+
+    return loss, state
+
+
+def equations(jaxpr):
+    """All equations, those inside calls and loops too."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: isinstance(x, core.ClosedJaxpr)):
+            inner = value.jaxpr if isinstance(value, core.ClosedJaxpr) else value
+            if isinstance(inner, core.Jaxpr):
+                yield from equations(inner)
+
+
+def source(eqn):
+    """The innermost file of lra or of flax's layers that the equation comes from."""
+    for frame in eqn.source_info.traceback.frames:
+        path = Path(frame.file_name)
+        if "lra" in path.parts or path.name in ("normalization.py", "linear.py"):
+            return path.name
+    return "elsewhere"
+
+
+def dtypes(eqn):
+    """Of inputs and outputs that are real."""
+    kinds = [v.aval.dtype for v in (*eqn.invars, *eqn.outvars)]
+    return tuple(str(kind) for kind in kinds if jnp.issubdtype(kind, jnp.floating))
+
+
+@NARROW
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("options", [{}, {"remat": "full", "scan": True}], ids=["plain", "remat and scan"])
+def test_what_is_computed_in_what(rng, narrow, norm, options):
+    model = make(narrow, norm=norm, **options)
+    loss, state = loss_of(model)
+    tokens, memory = rng.integers(0, 17, (2, 8), np.int32), model.initial_memory(2, True)
+    forward = jax.make_jaxpr(loss)(state, tokens, memory)
+    seen = defaultdict(set)
+    for eqn in equations(forward.jaxpr):
+        seen[eqn.primitive.name, source(eqn)].add(dtypes(eqn))
+    products = {place: kinds for (name, place), kinds in seen.items() if name == "dot_general"}
+    assert products == {
+        "linear.py": {(narrow,) * 3},
+        "output.py": {(narrow, narrow, "float32")},
+        "core.py": {("float32",) * 3},
+    }
+    for (name, place), kinds in seen.items():  # softmax, norms, logits and loss; the activation alone may be narrow
+        if name in ("exp", "exp2", "log", "rsqrt", "reduce_sum", "reduce_max", "cumsum", "div", "sqrt"):
+            assert {kind for kinds_of in kinds for kind in kinds_of} <= {"float32"}, (name, place, kinds)
+    assert seen["exp", "core.py"]
+    assert seen["rsqrt", "normalization.py"]
+    for kinds in [kinds for (name, place), kinds in seen.items() if name == "add" and place == "stack.py"]:
+        assert kinds - {()} == {("float32",) * 3}, "the residual stream"
+
+
+@NARROW
+def test_parameters_gradients_memory_and_loss_are_float32(rng, narrow):
+    model = make(narrow)
+    loss, state = loss_of(model)
+    tokens, memory = rng.integers(0, 17, (2, 8), np.int32), model.initial_memory(2, True)
+    (value, scored), gradients = jax.value_and_grad(loss, has_aux=True)(state, tokens, memory)
+    for x in jax.tree.leaves((value, state, gradients, scored.nats, scored.memory[0].hidden)):
+        assert x.dtype == jnp.float32
+    logits, _ = model(tokens, memory=memory)
+    assert logits.dtype == jnp.float32
+
+
+@NARROW
+def test_narrow_products_are_near_those_of_float32(rng, narrow):
+    """And not equal: the binding does something. bfloat16 has 8 significant bits, float16 has 11."""
+    tolerance = {"bfloat16": 2e-2, "float16": 3e-3}[narrow]
+    tokens = rng.integers(0, 17, (2, 8), np.int32)
+    results = []
+    for dtype in ("float32", narrow):
+        model = make(dtype)
+        loss, state = loss_of(model)
+        results.append(jax.grad(lambda *args, loss=loss: loss(*args)[0])(state, tokens, model.initial_memory(2, True)))
+    for (path, x), y in zip(
+        jax.tree_util.tree_leaves_with_path(results[0]), jax.tree.leaves(results[1]), strict=True
+    ):  # fmt: skip
+        error = float(jnp.linalg.norm(x - y) / jnp.linalg.norm(x))
+        assert 0 < error < tolerance, (jax.tree_util.keystr(path), error)
+
+
+def test_other_dtypes_are_refused():
+    with pytest.raises(ValueError, match=r"Decoder.compute_dtype needs to be 'float32', 'bfloat16' or 'float16'"):
+        make("float8")
