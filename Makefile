@@ -13,7 +13,7 @@ PYTEST := $(BIN)/pytest -n $(JOBS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test test-slow lint format types check bench clean
+.PHONY: help install quickstart test test-slow lint format types check bench pictures clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ check: lint types test ## all that a change must pass
 
 bench: $(INSTALLED) ## speed and memory of every pattern against length
 	$(BIN)/python scripts/bench.py $(ARGS)
+
+pictures: $(INSTALLED) ## draw all patterns again for the README
+	$(BIN)/python scripts/pictures.py
 
 clean: ## remove the environment, caches and builds; keep runs and corpora
 	rm -rf build dist lra.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

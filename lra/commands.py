@@ -220,9 +220,8 @@ def _layers_of(options: argparse.Namespace) -> tuple[list[Pattern], Memory | Non
     if not 0 <= first < stack.num_layers:
         raise UserError(f"{options.name} has layers 0 to {stack.num_layers - 1}, got --layer {first}")
     if first + count > stack.num_layers:
-        raise UserError(
-            f"{options.name} has {stack.num_layers - first} layers from {first} on, got --layers {count}: lower it"
-        )
+        at_most = f"at most {stack.num_layers - first} layers from layer {first} on"
+        raise UserError(f"{options.name} has {at_most}, got --layers {count}: lower it")
     layers = [stack.layers[i % len(stack.layers)] for i in range(first, first + count)]
     patterns = [layer.attention.pattern for layer in layers]
     numbers = f"layers {first} to {first + count - 1}" if options.layers else f"layer {first}"

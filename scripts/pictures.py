@@ -1,7 +1,7 @@
 """Draws an example of every registered pattern into one picture, `docs/patterns.png` of the README.
 
-    python scripts/pictures.py              writes docs/patterns.png
-    python scripts/pictures.py other.png    writes another file
+python scripts/pictures.py              writes docs/patterns.png
+python scripts/pictures.py other.png    writes another file
 """
 
 from __future__ import annotations
@@ -27,20 +27,15 @@ def drawings() -> list[draw.Drawing]:
     drawn = []
     for cls in PATTERNS.values():
         for arguments in cls.examples():
-            make = functools.partial(cls, **arguments)
-            causal, pattern = True, form(make, causal=True)
-            if pattern is None:
-                causal, pattern = False, make(site=Site(num_heads=EXAMPLE_HEADS, causal=False), rngs=nnx.Rngs(0))
-            name = f"{notation.write(make, PATTERNS)}, {'causal' if causal else 'bidirectional'}"
+            make: Callable[..., Pattern] = functools.partial(cls, **arguments)  # type: ignore[misc]
+            site = Site(num_heads=EXAMPLE_HEADS)
+            try:
+                pattern: Pattern = make(site=site, rngs=nnx.Rngs(0))
+            except ValueError:
+                pattern = make(site=dataclasses.replace(site, causal=False), rngs=nnx.Rngs(0))
+            name = f"{notation.write(make, PATTERNS)}, {'causal' if pattern.causal else 'bidirectional'}"
             drawn.append(dataclasses.replace(draw.once(pattern, LENGTH), name=name))
     return drawn
-
-
-def form(make: functools.partial[Pattern], causal: bool) -> Pattern | None:
-    try:
-        return make(site=Site(num_heads=EXAMPLE_HEADS, causal=causal), rngs=nnx.Rngs(0))
-    except ValueError:
-        return None
 
 
 if __name__ == "__main__":
@@ -48,6 +43,6 @@ if __name__ == "__main__":
     draw.png(drawings(), path, "Who reads whom: a row a query, a column a key", columns=7, inches=2.0)
     with Image.open(path) as picture:  # a palette takes a third of the bytes
         about = PngInfo()
-        about.add_text("Description", picture.text["Description"])
+        about.add_text("Description", picture.info["Description"])
         picture.convert("RGB").quantize(32).save(path, optimize=True, pnginfo=about)
     print(f"picture written to {path}")
