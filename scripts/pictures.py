@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from flax import nnx
@@ -25,12 +26,13 @@ LENGTH = 16
 def drawings() -> list[draw.Drawing]:
     """Every example: its causal form, or the bidirectional one where there is no other."""
     drawn = []
-    for cls in PATTERNS.values():
-        for arguments in cls.examples():
-            make: Callable[..., Pattern] = functools.partial(cls, **arguments)  # type: ignore[misc]
+    for registered in PATTERNS.values():
+        cls: Callable[..., Pattern] = registered
+        for arguments in registered.examples():
+            make = functools.partial(cls, **arguments)
             site = Site(num_heads=EXAMPLE_HEADS)
             try:
-                pattern: Pattern = make(site=site, rngs=nnx.Rngs(0))
+                pattern = make(site=site, rngs=nnx.Rngs(0))
             except ValueError:
                 pattern = make(site=dataclasses.replace(site, causal=False), rngs=nnx.Rngs(0))
             name = f"{notation.write(make, PATTERNS)}, {'causal' if pattern.causal else 'bidirectional'}"
