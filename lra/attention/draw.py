@@ -151,7 +151,7 @@ def png(drawings: Sequence[Drawing], path: Path, title: str, *, columns: int = 4
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     tallest = max(len(cells) / cells.shape[1] for _, _, cells in panels)
-    figure = Figure(figsize=(inches * columns, (0.3 + 0.8 * tallest) * inches * rows), layout="constrained")
+    figure = Figure(figsize=(inches * columns, (0.45 + 0.65 * tallest) * inches * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     font = min(10.0, 3 * inches + 1)
     for axis in axes[len(panels) :]:
