@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import functools
 import json
 import os
 import sys
@@ -19,8 +18,8 @@ from flax import nnx
 from rich.console import Console
 from rich.table import Table
 
-from lra import config, notation
-from lra.attention import EXAMPLE_HEADS, PATTERNS, Memory, Pattern, Promise, Site, draw
+from lra import config, show
+from lra.attention import EXAMPLE_HEADS, PATTERNS, Promise, Site, draw
 from lra.errors import UserError
 from lra.evaluation import evaluate
 from lra.evaluation.reference import compressed
@@ -32,9 +31,6 @@ from lra.training import Experiment, load_model, train
 RUNS = Path("runs")
 REFERENCE_BYTES = 1 << 24
 """Above this, gzip and xz take longer than they are worth as references."""
-LONGEST_DRAWING = 2048
-"""Tokens; a grid takes their square. No path among them needs more layers."""
-MOST_SEGMENTS = 64
 
 
 def train_command(options: argparse.Namespace) -> None:
@@ -174,91 +170,25 @@ def list_command(options: argparse.Namespace) -> None:
 
 def show_command(options: argparse.Namespace) -> None:
     """`lra attention show`: who reads whom."""
-    _refuse_what_does_not_apply(options)
-    for name, most in (("length", LONGEST_DRAWING), ("layers", LONGEST_DRAWING), ("segments", MOST_SEGMENTS)):
-        value = getattr(options, name)
-        if value is not None and not 1 <= value <= most:
-            raise UserError(f"--{name} is {value}, but a drawing needs 1 to {most}: change it")
-    if options.layers and options.segments:
-        raise UserError("--layers and --segments are drawings of their own: leave one of them out")
-    layers, memory, title = _layers_of(options)
-    try:
-        if memory is not None:
-            drawings = draw.carried(layers[0], memory, options.length, options.segments)
-        elif options.layers:
-            drawings = [draw.through(layers, options.length)]
-        else:
-            drawings = [draw.once(layers[0], options.length)]
-    except ValueError as error:  # what a pattern can only say of a length
-        raise UserError(f"{title}: {error}") from error
-    if options.json:
-        kinds = ", ".join(dict.fromkeys(type(pattern).__name__ for pattern in layers))
-        shown = [drawing.as_dict() for drawing in drawings]
-        about = {"pattern": kinds, "title": title, "length": options.length}
-        _print_json(about | ({"segments": shown} if options.segments else shown[0]))
-    else:
-        print(draw.text(drawings, title))
-    if options.png:
-        draw.png(drawings, Path(options.png), title)
-        print(f"drawing written to {options.png}", file=sys.stderr)
-
-
-def _layers_of(options: argparse.Namespace) -> tuple[list[Pattern], Memory | None, str]:
-    """The patterns to draw, layer by layer, and a memory if it is to be drawn; with a title."""
+    show.check(options)
     if options.name in PATTERNS:
-        pattern, title = _example(options)
-        count = options.layers or 1
-        return [pattern] * count, None, f"{title}, {count} layers" if options.layers else title
-    if not Path(options.name).exists() and options.name not in config.names():
+        subject = show.example(options)
+    elif Path(options.name).exists() or options.name in config.names():
+        options.config = options.name
+        experiment, _ = _build(options)
+        subject = show.layers(experiment.model(experiment.abstract_state).stack, options)
+    else:
         known = [*PATTERNS, *config.names()]
         near = difflib.get_close_matches(options.name, known, n=3)
         raise UserError(f"there is no pattern or configuration {options.name!r}: {_suggest(near, known)}")
-    options.config = options.name
-    experiment, _ = _build(options)
-    stack = experiment.model(experiment.abstract_state).stack
-    first, count = options.layer or 0, options.layers or 1
-    if not 0 <= first < stack.num_layers:
-        raise UserError(f"{options.name} has layers 0 to {stack.num_layers - 1}, got --layer {first}")
-    if first + count > stack.num_layers:
-        at_most = f"at most {stack.num_layers - first} layers from layer {first} on"
-        raise UserError(f"{options.name} has {at_most}, got --layers {count}: lower it")
-    layers = [stack.layers[i % len(stack.layers)] for i in range(first, first + count)]
-    patterns = [layer.attention.pattern for layer in layers]
-    numbers = f"layers {first} to {first + count - 1}" if options.layers else f"layer {first}"
-    title = f"{options.name}, {numbers}: {', '.join(type(pattern).__name__ for pattern in patterns)}"
-    if not options.segments:
-        return patterns, None, title
-    if layers[0].memory is None:
-        raise UserError(f"{options.name} carries no memory from segment to segment: leave out --segments")
-    graph, values = nnx.split(layers[0].memory)
-    zeros = jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), values)  # of one layer; they fill no slot
-    return patterns, nnx.merge(graph, zeros), f"{title}, {type(layers[0].memory).__name__}"
-
-
-def _example(options: argparse.Namespace) -> tuple[Pattern, str]:
-    """An example of a registered pattern."""
-    example = options.example or 0
-    cls: Callable[..., Pattern] = PATTERNS[options.name]
-    examples = PATTERNS[options.name].examples()
-    if not 0 <= example < len(examples):
-        raise UserError(f"{options.name} has examples 0 to {len(examples) - 1}, got --example {example}")
-    make = functools.partial(cls, **examples[example])
-    site = Site(num_heads=EXAMPLE_HEADS, causal=not options.bidirectional)
-    shown = notation.write(make, PATTERNS)
-    try:
-        pattern = make(site=site, rngs=nnx.Rngs(0))
-    except ValueError as error:
-        raise UserError(f"{shown}: {error}") from error
-    return pattern, f"{shown}, {'bidirectional' if options.bidirectional else 'causal'}"
-
-
-def _refuse_what_does_not_apply(options: argparse.Namespace) -> None:
-    """Raises for an option of `show` that the thing named would ignore."""
-    pattern = options.name in PATTERNS
-    kind = "pattern" if pattern else "configuration"
-    for option in ("layer", "segments", "set") if pattern else ("example", "bidirectional"):
-        if getattr(options, option) not in (None, [], False):
-            raise UserError(f"--{option} does not apply to {options.name}, which is a {kind}: leave it out")
+    drawings = subject.drawings(options)
+    if options.json:
+        _print_json(subject.as_dict(drawings, options.length))
+    else:
+        print(draw.text(drawings, subject.title))
+    if options.png:
+        draw.png(drawings, Path(options.png), subject.title)
+        print(f"drawing written to {options.png}", file=sys.stderr)
 
 
 def _build(options: argparse.Namespace, run: Path | None = None) -> tuple[Experiment, config.Loaded]:
