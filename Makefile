@@ -6,14 +6,14 @@ JOBS ?= 2
 PROMPT ?= class Queue:
 
 BIN := $(VENV)/bin
-SOURCES := lra tests
+SOURCES := lra scripts tests
 INSTALLED := $(VENV)/.installed-$(EXTRAS)
 DEVELOP := $(VENV)/.installed-dev,plots,test
 PYTEST := $(BIN)/pytest -n $(JOBS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test test-slow lint format types check bench clean
+.PHONY: help install quickstart test test-slow lint format types check bench pictures clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ check: lint types test ## all that a change must pass
 
 bench: $(INSTALLED) ## speed and memory of every pattern against length
 	$(BIN)/lra bench --length 1024 2048 4096 8192 $(ARGS)
+
+pictures: $(INSTALLED) ## draw all patterns again for the README
+	$(BIN)/python scripts/pictures.py
 
 clean: ## remove the environment, caches and builds; keep runs and corpora
 	rm -rf build dist lra.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -14,6 +14,10 @@ from lra import __version__
 from lra.errors import Interrupted, UserError, quoted
 
 ANY_CONFIG = "a shipped name, a .gin file or a run folder"
+DRAWING = """\
+A row is a query, a column a key: ██ is read, · is not. Above 32 keys a line holds two queries: ▀ the upper one reads,
+▄ the lower one, █ both. Slots of memory stand left of │, blank while they are empty. Sparsity is the share of the pairs
+that are not read."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,10 +108,12 @@ def _parser() -> _Parser:
         required=True, metavar="COMMAND"
     )
     _command(attention, "list", "the patterns with what they promise", full_name="attention list", overrides=False)
-    show = _command(attention, "show", "draw who reads whom", full_name="attention show")
+    show = _command(attention, "show", "draw who reads whom", full_name="attention show", epilog=DRAWING)
     show.add_argument("name", metavar="NAME_OR_CONFIG", help=f"a pattern, or {ANY_CONFIG}")
     show.add_argument("--length", type=int, default=16, metavar="N", help="tokens to draw (16)")
     show.add_argument("--layer", type=int, metavar="I", help="layer of a configuration (0)")
+    show.add_argument("--layers", type=int, metavar="M", help="who reaches whom through M layers and their residuals")
+    show.add_argument("--segments", type=int, metavar="N", help="N segments of a configuration, as its memory fills")
     show.add_argument("--example", type=int, metavar="I", help="which of a pattern's own examples (0)")
     show.add_argument("--bidirectional", action="store_true", help="the pattern's bidirectional form")
     show.add_argument("--png", metavar="FILE", help="write the drawing (needs matplotlib: the extra `plots`)")
@@ -135,8 +141,9 @@ def _command(
     about: str,
     full_name: str | None = None,
     overrides: bool = True,
+    epilog: str | None = None,
 ) -> _Parser:
-    parser = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+    parser = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", epilog=epilog)
     parser.set_defaults(command=full_name or name)
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout and nothing else there")
     if overrides:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import functools
 import json
 import os
 import platform
@@ -22,8 +21,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from lra import bench, config, notation
-from lra.attention import EXAMPLE_HEADS, PATTERNS, Pattern, Promise, Site, draw
+from lra import bench, config, show
+from lra.attention import EXAMPLE_HEADS, PATTERNS, Promise, Site, draw
 from lra.errors import UserError
 from lra.evaluation import evaluate
 from lra.evaluation.reference import compressed
@@ -36,8 +35,6 @@ from lra.training.record import summaries
 RUNS = Path("runs")
 REFERENCE_BYTES = 1 << 24
 """Above this, gzip and xz take longer than they are worth as references."""
-LONGEST_DRAWING = 2048
-"""Tokens; a grid takes their square."""
 
 
 def train_command(options: argparse.Namespace) -> None:
@@ -236,19 +233,24 @@ def list_command(options: argparse.Namespace) -> None:
 
 def show_command(options: argparse.Namespace) -> None:
     """`lra attention show`: who reads whom."""
-    if not 1 <= options.length <= LONGEST_DRAWING:
-        raise UserError(f"--length is {options.length}, but a drawing needs 1 to {LONGEST_DRAWING} tokens: change it")
-    pattern, title = _pattern_of(options)
-    heads = draw.grids(pattern, options.length)
-    if options.json:
-        shown = {"pattern": type(pattern).__name__, "title": title, "length": options.length}
-        _print_json(shown | {"visible": heads.tolist()})
+    show.check(options)
+    if options.name in PATTERNS:
+        subject = show.example(options)
+    elif Path(options.name).exists() or options.name in config.names():
+        options.config = options.name
+        experiment, _ = _build(options)
+        subject = show.layers(experiment.model(experiment.abstract_state).stack, options)
     else:
-        print(title)
-        for name, grid in draw.distinct(heads):
-            print(f"\n{name}: {int(grid.sum())} of {grid.size} pairs\n{draw.text(grid)}")
+        known = [*PATTERNS, *config.names()]
+        near = difflib.get_close_matches(options.name, known, n=3)
+        raise UserError(f"there is no pattern or configuration {options.name!r}: {_suggest(near, known)}")
+    drawings = subject.drawings(options)
+    if options.json:
+        _print_json(subject.as_dict(drawings, options.length))
+    else:
+        print(draw.text(drawings, subject.title))
     if options.png:
-        draw.png(heads, Path(options.png), title)
+        draw.png(drawings, Path(options.png), subject.title)
         print(f"drawing written to {options.png}", file=sys.stderr)
 
 
@@ -286,46 +288,6 @@ def bench_command(options: argparse.Namespace) -> None:
     Console().print(bench.table(rows, f"median ± interquartile range; {shown}"))
     for reason in skipped:
         print(f"skipped {reason}", file=sys.stderr)
-
-
-def _pattern_of(options: argparse.Namespace) -> tuple[Pattern, str]:
-    """The pattern to draw: an example of a registered one, or a layer of a configuration or run."""
-    _refuse_what_does_not_apply(options)
-    layer, example = options.layer or 0, options.example or 0
-    if options.name in PATTERNS:
-        cls: Callable[..., Pattern] = PATTERNS[options.name]
-        examples = PATTERNS[options.name].examples()
-        if not 0 <= example < len(examples):
-            raise UserError(f"{options.name} has examples 0 to {len(examples) - 1}, got --example {example}")
-        make = functools.partial(cls, **examples[example])
-        site = Site(num_heads=EXAMPLE_HEADS, causal=not options.bidirectional)
-        shown = notation.write(make, PATTERNS)
-        try:
-            pattern = make(site=site, rngs=nnx.Rngs(0))
-        except ValueError as error:
-            raise UserError(f"{shown}: {error}") from error
-        return pattern, f"{shown}, {'bidirectional' if options.bidirectional else 'causal'}"
-    if not Path(options.name).exists() and options.name not in config.names():
-        known = [*PATTERNS, *config.names()]
-        near = difflib.get_close_matches(options.name, known, n=3)
-        raise UserError(f"there is no pattern or configuration {options.name!r}: {_suggest(near, known)}")
-    options.config = options.name
-    experiment, _ = _build(options)
-    model = experiment.model(experiment.abstract_state)
-    layers = model.stack.num_layers
-    if not 0 <= layer < layers:
-        raise UserError(f"{options.name} has layers 0 to {layers - 1}, got --layer {layer}")
-    pattern = model.stack.layers[layer % len(model.stack.layers)].attention.pattern
-    return pattern, f"{options.name}, layer {layer}: {type(pattern).__name__}"
-
-
-def _refuse_what_does_not_apply(options: argparse.Namespace) -> None:
-    """Raises for an option of `show` that the thing named would ignore."""
-    pattern = options.name in PATTERNS
-    kind = "pattern" if pattern else "configuration"
-    for option in ("layer", "set") if pattern else ("example", "bidirectional"):
-        if getattr(options, option) not in (None, [], False):
-            raise UserError(f"--{option} does not apply to {options.name}, which is a {kind}: leave it out")
 
 
 def _build(options: argparse.Namespace, run: Path | None = None) -> tuple[Experiment, config.Loaded]:

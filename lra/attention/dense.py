@@ -47,7 +47,7 @@ def visible(
         allowed = allowed & columns(keys_known.valid)
     if queries_known.segment is not None and keys_known.segment is not None:
         allowed = allowed & (rows(queries_known.segment) == columns(keys_known.segment))
-    return np.broadcast_to(allowed, (allowed.shape[0], pattern.num_heads, *allowed.shape[2:]))
+    return np.broadcast_to(allowed, (allowed.shape[0], pattern.num_heads, queries, k.position.shape[-1]))
 
 
 def reads(

@@ -2,46 +2,143 @@
 
 from __future__ import annotations
 
+import dataclasses
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 
 from lra.attention.dense import reads
+from lra.attention.memory import Memory
 from lra.attention.pattern import Pattern
+from lra.attention.visibility import Visibility
 from lra.errors import UserError
 
-READS, READS_NOT = "██", "· "
+WIDE = 32
+"""Keys up to which a key is two columns wide; above, a column a key and two queries a line."""
+
+EMPTY, READS_NOT, READS = range(3)
+_CELLS = {EMPTY: "  ", READS_NOT: "· ", READS: "██"}
+_HALVES = {(True, True): "█", (True, False): "▀", (False, True): "▄"}
 
 
-def grids(pattern: Pattern, length: int) -> np.ndarray:
-    """Which keys each query reads among `length` tokens: booleans [H, T, T]."""
-    return reads(pattern, length, length)[0]
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """Who reads whom.
+
+    Attributes:
+        heads: the keys that each query reads, slots of memory first: booleans [H, T, M + T].
+        filled: which slots hold something: booleans [M].
+        name: what is drawn, where there are several; or "".
+    """
+
+    heads: np.ndarray
+    filled: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))
+    name: str = ""
+
+    def distinct(self) -> list[tuple[str, np.ndarray]]:
+        """Heads that read the same, together: ("heads 0, 3", [T, M + T]) pairs."""
+        groups: list[tuple[list[int], np.ndarray]] = []
+        for head, grid in enumerate(self.heads):
+            for members, known in groups:
+                if np.array_equal(known, grid):
+                    members.append(head)
+                    break
+            else:
+                groups.append(([head], grid))
+        if len(groups) == 1:
+            return [("all heads", groups[0][1])]
+        return [
+            (("head " if len(members) == 1 else "heads ") + ", ".join(map(str, members)), grid)
+            for members, grid in groups
+        ]
+
+    def panels(self) -> list[tuple[str, np.ndarray]]:
+        """A heading that counts the pairs, and what is to be painted: `EMPTY`, `READS_NOT` or `READS` [T, M + T]."""
+        there = np.append(self.filled, np.ones(self.heads.shape[2] - len(self.filled), bool))
+        panels = []
+        for name, grid in self.distinct():
+            heading = f"{self.name}, {name}" if self.name else name
+            counted = f"{heading}: {int(grid.sum())} of {grid.size} pairs, sparsity {sparsity(grid):.3f}"
+            panels.append((counted, np.where(grid, READS, np.where(there, READS_NOT, EMPTY))))
+        return panels
+
+    def as_dict(self) -> dict[str, list]:
+        """For JSON."""
+        filled = {"filled": self.filled.tolist()} if len(self.filled) else {}
+        return filled | {"visible": self.heads.tolist(), "sparsity": [sparsity(grid) for grid in self.heads]}
 
 
-def distinct(heads: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """Heads [H, T, S] that read the same, together: ("heads 0-3", [T, S]) pairs."""
-    groups: list[tuple[list[int], np.ndarray]] = []
-    for head, grid in enumerate(heads):
-        for members, known in groups:
-            if np.array_equal(known, grid):
-                members.append(head)
-                break
-        else:
-            groups.append(([head], grid))
-    if len(groups) == 1:
-        return [("all heads", groups[0][1])]
-    return [
-        (("head " if len(members) == 1 else "heads ") + ", ".join(map(str, members)), grid) for members, grid in groups
-    ]
+def sparsity(grid: np.ndarray) -> float:
+    """The share of the pairs of a grid [T, S] that are not read, in [0, 1]."""
+    return 1 - int(grid.sum()) / grid.size
 
 
-def text(grid: np.ndarray) -> str:
-    """A grid [T, S] in block characters: a row a query, two columns a key."""
-    return "\n".join("".join(READS if cell else READS_NOT for cell in row).rstrip() for row in grid)
+def once(pattern: Pattern, length: int) -> Drawing:
+    """Which of `length` tokens each reads in one layer."""
+    return Drawing(reads(pattern, length, length)[0])
 
 
-def png(heads: np.ndarray, path: Path, title: str) -> None:
-    """Writes the drawing of heads [H, T, S] as PNG; needs the extra `plots`.
+def through(layers: Sequence[Pattern], length: int) -> Drawing:
+    """Which of `length` tokens reach each one through layers joined by residual connections, by any of their heads."""
+    itself = np.eye(length, dtype=np.float32)  # what a residual connection passes on
+    steps = {id(pattern): reads(pattern, length, length)[0].any(0) + itself for pattern in layers}
+    reached = itself
+    for pattern in layers:
+        reached = np.minimum(steps[id(pattern)] @ reached, 1)
+    return Drawing(reached[None] > 0)
+
+
+def carried(pattern: Pattern, memory: Memory, length: int, segments: int) -> list[Drawing]:
+    """A row that goes on from segment to segment of `length` tokens, as its memory fills."""
+    drawings, state = [], memory.initial(1, train=True)
+    for n in range(segments):
+        remembered, filled = memory.read(state)
+        _, slots, width = remembered.shape
+        heads = reads(pattern, length, slots + length, Visibility().after(filled, length))[0]
+        name = f"segment {n + 1}, {int(filled.sum())} of {slots} slots filled"
+        drawings.append(Drawing(heads, np.asarray(filled)[0], name))
+        state, _ = memory.update(state, jnp.zeros((1, length, width), remembered.dtype), None)
+    return drawings
+
+
+def text(drawings: Sequence[Drawing], title: str) -> str:
+    """Drawings in block characters: a row a query, slots of memory left of a line, nothing where one is empty."""
+    parts = [title]
+    for drawing in drawings:
+        slots = len(drawing.filled)
+        for heading, cells in drawing.panels():
+            rows = _wide(cells) if cells.shape[1] <= WIDE else _narrow(cells)
+            lines = ("".join([*row[:slots], "│" * (slots > 0), *row[slots:]]).rstrip() for row in rows)
+            parts.append("\n".join([heading, *lines]))
+    return "\n\n".join(parts)
+
+
+def _wide(cells: np.ndarray) -> list[list[str]]:
+    return [[_CELLS[cell] for cell in row] for row in cells.tolist()]
+
+
+def _narrow(cells: np.ndarray) -> list[list[str]]:
+    """Two queries a row: the upper and the lower half of a character."""
+    cells = np.pad(cells, ((0, len(cells) % 2), (0, 0)), constant_values=EMPTY)
+
+    def character(upper: int, lower: int) -> str:
+        return _HALVES.get((upper == READS, lower == READS), " " if upper == EMPTY else "·")
+
+    return [[character(*pair) for pair in zip(*pairs, strict=True)] for pairs in cells.reshape(-1, 2, cells.shape[1])]
+
+
+def png(drawings: Sequence[Drawing], path: Path, title: str, *, columns: int = 4, inches: float = 4.0) -> None:
+    """Writes drawings as PNG, a panel for each head that differs; needs the extra `plots`.
+
+    Slots of memory have negative numbers, the newest -1; empty ones are grey. The headings of the panels are the
+    picture's `Description`.
+
+    Args:
+        drawings: at least one. path: the file. title: above all panels.
+        columns: panels side by side. inches: width of a panel, in 100 pixels.
 
     Raises:
         UserError: matplotlib is missing, or the file cannot be written.
@@ -50,14 +147,37 @@ def png(heads: np.ndarray, path: Path, title: str) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError("a PNG needs matplotlib, which is not installed: pip install 'lra[plots]'") from error
-    parts = distinct(heads)
-    figure = Figure(figsize=(4 * len(parts), 4.4), layout="constrained")
-    axes = figure.subplots(1, len(parts), squeeze=False)[0]
-    for axis, (name, grid) in zip(axes, parts, strict=True):
-        axis.imshow(grid, cmap="Blues", vmin=0, vmax=1.3, interpolation="nearest")
-        axis.set(title=name, xlabel="key", ylabel="query")
+    panels = [(len(drawing.filled), *panel) for drawing in drawings for panel in drawing.panels()]
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    tallest = max(len(cells) / cells.shape[1] for _, _, cells in panels)
+    figure = Figure(figsize=(inches * columns, (0.45 + 0.65 * tallest) * inches * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    font = min(10.0, 3 * inches + 1)
+    for axis in axes[len(panels) :]:
+        axis.set_axis_off()
+    for axis, (slots, heading, cells) in zip(axes, panels, strict=False):
+        length, keys = cells.shape
+        axis.set_facecolor("0.8")  # shows where nothing is painted
+        axis.imshow(
+            np.ma.masked_where(cells == EMPTY, cells == READS), cmap="Blues", vmin=0, vmax=1.3,
+            interpolation="nearest", extent=(-slots - 0.5, keys - slots - 0.5, length - 0.5, -0.5),
+        )  # fmt: skip
+        if slots:
+            axis.axvline(-0.5, color="black", linewidth=1)
+        if keys <= WIDE:
+            axis.set_xticks(np.arange(-slots, keys - slots) - 0.5, minor=True)
+            axis.set_yticks(np.arange(length) - 0.5, minor=True)
+            axis.grid(which="minor", color="0.9", linewidth=0.5)
+            axis.tick_params(which="minor", length=0)
+        axis.locator_params(integer=True)
+        axis.tick_params(labelsize=font)
+        axis.set_title(textwrap.fill(heading, int(120 * inches / font)), fontsize=font)
+        axis.set_xlabel("key", fontsize=font)
+        axis.set_ylabel("query", fontsize=font)
+        axis.label_outer()
     figure.suptitle(title, wrap=True)
     try:
-        figure.savefig(path, format="png")
+        figure.savefig(path, format="png", metadata={"Description": "\n".join(heading for _, heading, _ in panels)})
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}): choose another file with --png") from error

@@ -4,44 +4,63 @@ import functools
 
 import numpy as np
 import pytest
+from flax import nnx
 
-from lra.attention import Entry, Full, Heads, Site, SlidingWindow, dense
+from lra.attention import PATTERNS, Entry, Fixed, Pattern, Site, SlidingWindow, dense
 from lra.attention.heads import HeadsRule
+from tests.attention.figures import FIGURES, grids, past
 
-window = functools.partial(functools.partial, SlidingWindow)
-near, far = window(window=3), window(window=2, dilation=5)
-# For every head: the keys that the query at p reads, of which those in 0..16 exist. Queries are 5..16.
-GOLDEN = {
-    "full": (Full, True, [lambda p: {*range(p + 1)}]),
-    "full, bidirectional": (Full, False, [lambda p: {*range(17)}]),
-    "window 4": (window(window=4), True, [lambda p: {p, p - 1, p - 2, p - 3}]),
-    "window 1": (window(window=1), True, [lambda p: {p}]),
-    "window 40": (window(window=40), True, [lambda p: {*range(p + 1)}]),
-    "dilated": (window(window=3, dilation=3), True, [lambda p: {p, p - 3, p - 6}]),
-    "right": (window(window=2, window_right=3), False, [lambda p: {p - 1, p, p + 1, p + 2, p + 3}]),
-    "right, dilated": (window(window=2, window_right=1, dilation=4), False, [lambda p: {p - 4, p, p + 4}]),
-    "heads": (
-        functools.partial(Heads, groups=((1, near), (2, far))), True,
-        [lambda p: {p, p - 1, p - 2}, lambda p: {p, p - 5}, lambda p: {p, p - 5}],
+
+def example(name, number, form):
+    arguments = PATTERNS[name].examples()[number]
+    heads = len(FIGURES[name, number, form])
+    return PATTERNS[name](**arguments, site=Site(num_heads=heads, causal=form == "causal"), rngs=nnx.Rngs(0))
+
+
+MORE = {
+    "window 1": (SlidingWindow, {"window": 1}, True, lambda p, n: {p}),
+    "window 40": (SlidingWindow, {"window": 40}, True, lambda p, n: {*range(p + 1)}),
+    "right, dilated": (
+        SlidingWindow, {"window": 2, "window_right": 1, "dilation": 4}, False, lambda p, n: {p - 4, p, p + 4},
     ),
-    "heads with full": (
-        functools.partial(Heads, groups=((2, Full), (1, near))), False,
-        [lambda p: {*range(17)}, lambda p: {*range(17)}, lambda p: {p, p - 1, p - 2}],
+    "own block": (
+        Fixed, {"block": 4, "summary": 4, "part": "local"}, True, lambda p, n: past(p, range(p // 4 * 4, p + 1)),
     ),
+    "one block": (Fixed, {"block": 40, "summary": 3}, True, lambda p, n: {*range(p + 1)}),
+}  # fmt: skip
+GOLDEN = {f"{name} {n} {form}": (functools.partial(example, name, n, form), figure)
+          for (name, n, form), figure in FIGURES.items()} | {
+    name: (functools.partial(cls, **arguments, site=Site(causal=causal), rngs=nnx.Rngs(0)), [figure])
+    for name, (cls, arguments, causal, figure) in MORE.items()
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_grids(name):
     """The rule, and what the blocks really read: with equal scores the output is the share of every key."""
-    make, causal, heads = GOLDEN[name]
-    pattern = make(site=Site(num_heads=len(heads), causal=causal), rngs=None)
-    want = np.array([[[s in reads(p) for s in range(17)] for p in range(5, 17)] for reads in heads])
-    np.testing.assert_array_equal(dense.visible(pattern, 12, 17)[0], want)
-    q, k = np.zeros((1, 12, len(heads), 4), np.float32), np.zeros((1, 17, len(heads), 4), np.float32)
-    v = np.broadcast_to(np.eye(17, dtype=np.float32)[None, :, None], (1, 17, len(heads), 17))
+    make, figure = GOLDEN[name]
+    pattern, want = make(), np.array(grids(figure, 12, 17))
+    np.testing.assert_array_equal(dense.reads(pattern, 12, 17)[0], want)
+    if type(pattern).summarise is not Pattern.summarise:
+        return  # what is read is no mean of the values: the contract suite compares it
+    heads = len(figure)
+    q, k = np.zeros((1, 12, heads, 4), np.float32), np.zeros((1, 17, heads, 4), np.float32)
+    v = np.broadcast_to(np.eye(17, dtype=np.float32)[None, :, None], (1, 17, heads, 17))
     shares = np.moveaxis(np.asarray(pattern(q, k, v).out[0]), 1, 0)
-    np.testing.assert_allclose(shares, want / want.sum(-1, keepdims=True), rtol=1e-6)
+    np.testing.assert_allclose(shares, want / np.maximum(want.sum(-1, keepdims=True), 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_every_example_has_a_figure(name):
+    forms = {(n, form) for known, n, form in FIGURES if known == name}
+    assert {n for n, _ in forms} == {*range(len(PATTERNS[name].examples()))}
+    for n in range(len(PATTERNS[name].examples())):
+        for form in ("causal", "bidirectional"):
+            site = Site(num_heads=3, causal=form == "causal")
+            if (n, form) in forms:
+                continue
+            with pytest.raises(ValueError, match=r"no \w+ form|window_right"):  # or it wants a figure in figures.py
+                PATTERNS[name](**PATTERNS[name].examples()[n], site=site, rngs=nnx.Rngs(0))
 
 
 def test_groups_of_heads_see_their_own_numbers_and_labels():

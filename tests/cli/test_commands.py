@@ -303,8 +303,71 @@ def test_a_drawing_of_a_layer(lra):
 
 def test_a_drawing_in_the_terminal(lra):
     title, empty, heads, *rows = lra("attention", "show", "full", "--length", "2").out.splitlines()
-    assert (title, empty, heads) == ("full, causal", "", "all heads: 3 of 4 pairs")
+    assert (title, empty, heads) == ("full, causal", "", "all heads: 3 of 4 pairs, sparsity 0.250")
     assert rows == ["██·", "████"]
+
+
+def test_a_drawing_through_the_layers_of_a_pattern(lra):
+    result = json.loads(lra("attention", "show", "sliding_window", "--layers", "2", "--length", "12", "--json").out)
+    (grid,) = result["visible"]
+    assert reads(grid) == [{*range(max(0, p - 8), p + 1)} for p in range(12)]
+    assert result["sparsity"] == [1 - 72 / 144]
+    assert result["title"] == "sliding_window(window=5), causal, 2 layers"
+
+
+ALTERNATING = """
+include "base.gin"
+include "data/streams.gin"
+
+LAYERS = 4
+WIDTH = 16
+HEADS = 2
+SEGMENT = 16
+BATCH = 2
+Experiment.corpus = @text_file
+text_file.path = 'book.txt'
+Decoder.pattern = (@near/Strided, @far/Strided)
+near/Strided.stride = 3
+near/Strided.part = "local"
+far/Strided.stride = 3
+far/Strided.part = "column"
+Decoder.memory = @Recurrence
+Recurrence.length = 5
+"""
+
+
+def test_a_drawing_through_layers_that_alternate(lra):
+    Path("alternating.gin").write_text(ALTERNATING, encoding="utf-8")
+
+    def grid(*flags):
+        result = json.loads(lra("attention", "show", "alternating.gin", "--length", "8", *flags, "--json").out)
+        assert len(result["visible"]) == (1 if "--layers" in flags else 2)
+        return reads(result["visible"][0])
+
+    near = [{s for s in (p, p - 1, p - 2) if s >= 0} for p in range(8)]
+    far = [{s for s in (p, p - 3, p - 6) if s >= 0} for p in range(8)]
+    assert (grid(), grid("--layer", "1"), grid("--layer", "2")) == (near, far, near)
+    assert (grid("--layers", "1"), grid("--layer", "3", "--layers", "1")) == (near, far)
+    assert grid("--layers", "2") == grid("--layer", "1", "--layers", "2") == [{*range(p + 1)} for p in range(8)]
+    title = lra("attention", "show", "alternating.gin", "--layer", "1", "--layers", "2").out.splitlines()[0]
+    assert title == "alternating.gin, layers 1 to 2: Strided, Strided"
+
+
+def test_a_drawing_of_memory_as_it_fills(lra):
+    Path("alternating.gin").write_text(ALTERNATING, encoding="utf-8")
+    command = ["attention", "show", "alternating.gin", "--layer", "1", "--segments", "3", "--length", "3"]
+    result = json.loads(lra(*command, "--json").out)
+    filled = [segment["filled"] for segment in result["segments"]]
+    assert filled == [[False] * 5, [False] * 2 + [True] * 3, [True] * 5]
+    # Columns 0-4 are slots, 5-7 the segment: a query at 5, 6, 7 reads every third of those that are filled.
+    third = [{2, 5}, {0, 3, 6}, {1, 4, 7}]
+    want = [[{5}, {6}, {7}], [{2, 5}, {3, 6}, {4, 7}], third]
+    assert [[reads(head) for head in segment["visible"]] for segment in result["segments"]] == [2 * [w] for w in want]
+    text = lra(*command).out
+    assert text.startswith(
+        "alternating.gin, layer 1: Strided, Recurrence\n\nsegment 1, 0 of 5 slots filled, all heads: 3"
+    )
+    assert text.endswith("· · ██· · │██· ·\n██· · ██· │· ██·\n· ██· · ██│· · ██\n")
 
 
 def test_a_drawing_as_png(lra):

@@ -1,0 +1,33 @@
+"""The picture of all patterns: the script makes it, and the one in the documentation is what it makes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lra.attention import PATTERNS
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_picture_has_every_pattern_and_is_up_to_date(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    path = tmp_path / "patterns.png"
+    command = [sys.executable, str(ROOT / "scripts" / "pictures.py"), str(path)]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    with image.open(path) as made, image.open(ROOT / "docs" / "patterns.png") as shown:
+        panels = made.text["Description"].splitlines()
+        drawn = [panel.partition("(")[0].partition(",")[0] for panel in panels]
+        examples = [name for name, cls in PATTERNS.items() for _ in cls.examples()]
+        assert list(dict.fromkeys(drawn)) == list(PATTERNS)
+        assert len(panels) > len(examples)  # heads that differ have panels of their own
+        assert shown.text["Description"].splitlines() == panels, "the picture is out of date: make pictures"
+        assert shown.size == made.size
+    assert 20_000 < path.stat().st_size < 100_000
+    assert (ROOT / "docs" / "patterns.png").stat().st_size < 100_000
+    assert "docs/patterns.png" in (ROOT / "README.md").read_text(encoding="utf-8")
