@@ -430,7 +430,9 @@ def small_library(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", config.names())
 def test_a_shipped_configuration_trains(small_library, lra, name):
     path = PATH if "text_file" in name else ()
-    result = lra("train", name, *path, *sets(SMALL), "--workdir", "run", "--json")
+    layers = {"python_source/longformer": 4, "python_source/memory_compressed": 5}.get(name, 1)
+    small = (*SMALL, f"LAYERS={layers}")
+    result = lra("train", name, *path, *sets(small), "--workdir", "run", "--json")
     assert result.status == 0, result.err
     assert json.loads(result.out)["step"] == 1
     assert math.isfinite(json.loads(result.out)["valid"]["bits_per_byte"])
@@ -438,15 +440,23 @@ def test_a_shipped_configuration_trains(small_library, lra, name):
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("name", config.names())
-def test_every_attention_fits_into_a_shipped_configuration(lra, name, attention):
+def test_every_attention_fits_into_a_shipped_configuration_or_says_why_not(lra, name, attention):
     path = PATH if "text_file" in name else ()
     result = lra("config", name, *path, "--attention", attention, "--json")
-    assert result.status == 0, result.err
-    values = json.loads(result.out)
-    assert values["Decoder.pattern"] == f"@{PATTERNS[attention].__name__}"
     text = (config.CONFIGS / "attention" / f"{attention}.gin").read_text(encoding="utf-8")
-    bound = {line.split(" = ")[0] for line in text.splitlines() if "." in line.split(" = ")[0] and line[0] != "#"}
-    assert bound <= values.keys()
+    bound = dict(line.split(" = ") for line in text.splitlines() if "." in line.split(" = ")[0] and line[0] != "#")
+    if attention == "blockwise" or (name == "python_source/memory_compressed" and "," in bound["Decoder.pattern"]):
+        assert result.status == 2
+        assert "no causal form" in result.err or "a number of entries that divides 5 layers" in result.err
+    elif name == "python_source/memory_compressed" and attention == "longformer":
+        assert result.status == 2
+        assert "one entry for each of 5 layers" in result.err
+    else:
+        assert result.status == 0, result.err
+        values = json.loads(result.out)
+        assert values["Decoder.pattern"] == bound["Decoder.pattern"]
+        last = {key.split("/")[-1] for key in values}  # a binding without a scope shows in every scope
+        assert {key.split("/")[-1] for key in bound} <= last
 
 
 # as a process
