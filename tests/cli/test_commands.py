@@ -431,7 +431,7 @@ def small_library(monkeypatch, tmp_path):
 def test_a_shipped_configuration_trains(small_library, lra, name):
     path = PATH if "text_file" in name else ()
     layers = {"python_source/longformer": 4, "python_source/memory_compressed": 5}.get(name, 1)
-    small = (*SMALL, f"LAYERS={layers}")
+    small = (f"LAYERS={layers}", *SMALL[1:])
     result = lra("train", name, *path, *sets(small), "--workdir", "run", "--json")
     assert result.status == 0, result.err
     assert json.loads(result.out)["step"] == 1
