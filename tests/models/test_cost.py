@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import io
 import json
 import math
 
@@ -9,8 +10,9 @@ import jax.numpy as jnp
 import optax
 import pytest
 from flax import nnx
+from rich.console import Console
 
-from lra.attention import Attention, Full, Heads, Recurrence, Rotary, SlidingWindow
+from lra.attention import Attention, BlockLocal, Blockwise, Full, Heads, Recurrence, Rotary, SlidingWindow
 from lra.errors import UserError
 from lra.models import Decoder, FeedForward, LearnedPositions, Softmax, Stack
 from lra.models.cost import ATTENTION, cost
@@ -64,6 +66,33 @@ def test_bert_base_at_greater_lengths(length, about):
     assert scores == 12 * 12 * length**2 * 4
     assert scores == pytest.approx(about, rel=0.01)
     assert counted.layers[0].growth == 2
+
+
+@pytest.mark.parametrize(("blocks", "heads"), [(2, (10, 2)), (4, (9, 1, 1, 1))])
+def test_blockwise_stores_an_nth_and_is_still_quadratic(blocks, heads):
+    counted = cost(bert(functools.partial(Blockwise, blocks=blocks, heads=heads)), length=512, batch=1)
+    (layer,) = counted.layers
+    assert blocks * layer.scores == layer.square == 3_145_728
+    assert layer.growth == 2
+    held = counted.bytes()
+    assert blocks * held["scores_stored"]["scores"] == held["square_stored"]["scores"]
+    assert printed(counted) >= {f"{layer.scores:,}", "quadratic,"}
+
+
+def test_block_local_is_linear():
+    counted = cost(bert(functools.partial(BlockLocal, block=128)), length=512, batch=1)
+    (layer,) = counted.layers
+    assert layer.scores == 12 * 512 * 128
+    assert layer.growth == 1
+    assert printed(counted) >= {f"{layer.scores:,}", "linear,"}
+
+
+def printed(counted):
+    """The words of the tables."""
+    console = Console(width=300, file=io.StringIO())
+    for table in counted.tables("model"):
+        console.print(table)
+    return set(console.file.getvalue().split())
 
 
 def test_a_causal_model_has_half_of_the_square():
