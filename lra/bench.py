@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from rich import box
-from rich.markup import escape
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from lra import notation
 from lra.attention import PATTERNS, Attended, Site
@@ -145,25 +146,28 @@ def compare(
     ]  # fmt: skip
 
 
-def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """The rows of `compare` for people; the passes of a pattern share a row."""
-    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    shown.add_column("pattern", overflow="fold")
-    for column in ("T", "pass", "ms", "ratio", "temp MB", "compile s"):
-        shown.add_column(column, justify="left" if column == "pass" else "right", no_wrap=" " not in column)
-    for first, second in zip(rows[::2], rows[1::2], strict=True):
-        passes = [
-            (
-                row["pass"].removeprefix("forward ") if row is second else row["pass"],
-                f"{row['milliseconds']:.2f} ± {row['milliseconds_iqr']:.2f}",
-                f"{row['ratio']:.3f} ± {row['ratio_iqr']:.3f}",
-                "?" if row["temporary_bytes"] is None else f"{row['temporary_bytes'] / 1e6:.1f}",
-                f"{row['compile_seconds']:.1f}",
-            )
-            for row in (first, second)
-        ]
-        shown.add_row(escape(first["pattern"]), str(first["length"]), *map("\n".join, zip(*passes, strict=True)))
-    return shown
+def table(rows: Sequence[Mapping[str, Any]], title: str) -> Group:
+    """The rows of `compare` for people: under each pattern its lengths, of which the passes share a row."""
+    parts: list[Any] = [Text(title)]
+    for name in dict.fromkeys(row["pattern"] for row in rows):
+        shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for column, width in (("T", 6), ("pass", 10), ("ms", 17), ("ratio", 17), ("temp MB", 8), ("compile s", 9)):
+            shown.add_column(column, justify="left" if column == "pass" else "right", no_wrap=True, width=width)
+        own = [row for row in rows if row["pattern"] == name]
+        for first, second in zip(own[::2], own[1::2], strict=True):
+            passes = [
+                (
+                    row["pass"].removeprefix("forward ") if row is second else row["pass"],
+                    f"{row['milliseconds']:.2f} ± {row['milliseconds_iqr']:.2f}",
+                    f"{row['ratio']:.3f} ± {row['ratio_iqr']:.3f}",
+                    "?" if row["temporary_bytes"] is None else f"{row['temporary_bytes'] / 1e6:.1f}",
+                    f"{row['compile_seconds']:.1f}",
+                )
+                for row in (first, second)
+            ]
+            shown.add_row(str(first["length"]), *map("\n".join, zip(*passes, strict=True)))
+        parts += [Text(f"\n{name}"), shown]
+    return Group(*parts)
 
 
 class _Program:

@@ -1,5 +1,6 @@
 """What `lra bench` measures."""
 
+import contextlib
 import itertools
 
 import numpy as np
@@ -94,7 +95,7 @@ class Gated(nnx.Module):
 
     def __call__(self, q, k, v, *, inputs, key, train):
         attended = self.full(q, k, v)
-        scaled = (inputs[0] * self.gate[...]).reshape(attended.out.shape)
+        scaled = (inputs.queries * self.gate[...]).reshape(attended.out.shape)
         return Attended(attended.out + scaled, losses={"size": (self.gate[...] ** 2).sum()})
 
 
@@ -110,9 +111,14 @@ def test_a_newly_registered_pattern_is_measured_with_its_parameters(monkeypatch)
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_typical_arguments_suit_the_benchmark(name):
-    setting = bench.Setting()
-    (each,) = candidates(name, setting=setting)
-    each.build(setting)
+    """In one form at least, for few heads and many."""
+    built = []
+    for heads, causal in itertools.product((2, 8), (True, False)):
+        setting = bench.Setting(num_heads=heads, causal=causal)
+        (each,) = candidates(name, setting=setting)
+        with contextlib.suppress(UserError):
+            built.append((heads, each.build(setting)))
+    assert {heads for heads, _ in built} == {2, 8}
 
 
 def test_arguments_that_do_not_fit_the_setting():
