@@ -54,15 +54,6 @@ def check(case, rng):
             assert oracle.error(value, gradients[part]) < tolerance, part
 
 
-@pytest.fixture
-def quick_compilation():
-    """Compiles in a third of the time; the sampled product of `make test-slow` runs fully optimised."""
-    former = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", former)
-
-
 @pytest.mark.parametrize("case", [case for name in PATTERNS for case in cases.pairwise(name)], ids=str)
 def test_arrangement_equals_rule(case, rng, quick_compilation):
     check(case, rng)
