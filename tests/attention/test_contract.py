@@ -90,6 +90,34 @@ def test_later_tokens_change_nothing(name, example, rng):
         assert np.abs(after - before).max() > 0.1
 
 
+@each_causal
+def test_one_query_at_a_time_equals_the_full_pass(name, example, rng, quick_compilation):
+    pattern, a = plain(name, example, rng, length=13, causal=True)
+    if pattern.promise.decode != "exact":
+        pytest.skip("promises no exact decoding")
+    whole = run(pattern, a.q, a.k, a.v)
+    for p in (0, 4, 12):
+        alone = run(pattern, a.q[:, p : p + 1], a.k[:, : p + 1], a.v[:, : p + 1])
+        assert oracle.error(alone[:, 0], whole[:, p]) < 1e-6
+
+
+@each_causal
+def test_segments_after_memory_equal_one_pass(name, example, rng, quick_compilation):
+    """Borders stay where they are in the one pass, whatever the memory slots that are still empty hold."""
+    pattern, a = plain(name, example, rng, length=24, causal=True)
+    if not pattern.promise.memory:
+        pytest.skip("promises no memory")
+    segment = jax.jit(functools.partial(run, pattern))
+    parts = []
+    for start in (0, 8, 16):
+        empty = 16 - start
+        filled = jnp.broadcast_to(jnp.arange(16) >= empty, (cases.BATCH, 16))
+        before = ((0, 0), (empty, 0), (0, 0), (0, 0))
+        k, v = (np.pad(x[:, : start + 8], before, constant_values=np.nan) for x in (a.k, a.v))
+        parts.append(segment(a.q[:, start : start + 8], k, v, Visibility().after(filled, 8)))
+    assert oracle.error(jnp.concatenate(parts, axis=1), run(pattern, a.q, a.k, a.v)) < 1e-6
+
+
 @each_pattern
 @pytest.mark.parametrize("side", ["queries", "keys", "both"])
 def test_rows_that_read_nothing_are_zero_and_pass_no_gradient(name, example, side, rng):
