@@ -171,8 +171,9 @@ def window_global(
         [B, T, H, E] in q's dtype; exactly 0 where a query may read nothing.
 
     Raises:
-        ValueError: what `sliding_window` raises; a position outside the row; more globals than `max_globals` (under jit
-            this comes from the runtime, as `jax.errors.JaxRuntimeError` that quotes the sentence).
+        ValueError: what `sliding_window` raises; `read_through` that is unknown or has no effect; a position outside the
+            row; more globals than `max_globals` (under jit this comes from the runtime, as
+            `jax.errors.JaxRuntimeError` that quotes the sentence).
 
     Example:
         >>> import jax, lra.attention
@@ -181,6 +182,7 @@ def window_global(
         (1, 17, 2, 8)
     """
     check_window(window, window_right, dilation, causal)
+    _check_reading(read_through, own is not None, "own")
     chosen = Globals.of(global_positions, global_tokens, max_globals)
     visibility = visibility or Visibility()
     length, size = lengths(q, k, visibility)
@@ -193,6 +195,13 @@ def window_global(
         q, k, v, flags, index, own, visibility, terms, key, rule=WindowRule(window, window_right, dilation),
         read_through=read_through, causal=causal, scale=scale, dropout=dropout, precision=precision,
     )  # fmt: skip
+
+
+def _check_reading(read_through: str, own: bool, name: str) -> None:
+    if read_through not in ("local", "global"):
+        raise ValueError(f"read_through needs to be 'local' or 'global', got {read_through!r}")
+    if read_through == "global" and not own:
+        raise ValueError(f"read_through = 'global' has no effect without projections of their own: give {name}")
 
 
 @functools.partial(jax.jit, static_argnames=("rule", "read_through", "causal", "scale", "dropout", "precision"))
@@ -279,10 +288,7 @@ class WindowGlobal(Pattern):
         self.own_projections, self.read_through = own_projections, read_through
         super().__init__(site)
         check_window(self.window.window, self.window.window_right, self.window.dilation, site.causal)
-        if read_through not in ("local", "global"):
-            raise ValueError(f"WindowGlobal.read_through needs to be 'local' or 'global', got {read_through!r}")
-        if read_through == "global" and not own_projections:
-            raise ValueError("WindowGlobal.read_through = 'global' has no effect without own_projections = True")
+        _check_reading(read_through, own_projections, "own_projections = True")
 
     @property
     def promise(self) -> Promise:

@@ -119,16 +119,17 @@ def test_slots_of_the_function():
         memory_compressed(x, x, x, rate=0, key_convolution=kernel, value_convolution=kernel)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"read_through": "own"}, r"WindowGlobal\.read_through needs to be 'local' or 'global', got 'own'"),
-        ({"read_through": "global", "own_projections": False}, "has no effect without own_projections = True"),
-    ],
-)
-def test_reading_through(arguments, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        cases.build(WindowGlobal, window=3, max_globals=1, **arguments)
+def test_reading_through():
+    x = np.zeros((1, 11, 3, 4), np.float32)
+    for read_through, sentence in (
+        ("own", "read_through needs to be 'local' or 'global', got 'own'"),
+        ("global", "read_through = 'global' has no effect without projections of their own: give own"),
+    ):
+        arguments = {"window": 3, "max_globals": 1, "read_through": read_through}
+        with pytest.raises(ValueError, match=sentence):
+            cases.build(WindowGlobal, **arguments, own_projections=False)
+        with pytest.raises(ValueError, match=sentence):
+            window_global(x, x, x, **arguments)
 
 
 def test_heads_of_a_layer_do_not_add_up():
