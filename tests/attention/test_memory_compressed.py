@@ -58,7 +58,7 @@ def attend(q, k, v, rate, convolutions, **options):
 
 
 @pytest.mark.parametrize(
-    ("length", "rate", "kernel"), [(17, 3, 3), (13, 2, 5), (11, 4, 3), (5, 3, 7)], ids=["3,3", "2,5", "4,3", "no slot"]
+    ("length", "rate", "kernel"), [(13, 2, 5), (11, 4, 3), (5, 3, 7)], ids=["wider", "narrower", "no slot"]
 )
 @pytest.mark.parametrize(("empty", "causal"), [("nothing", True), ("first", True), ("first", False)])
 def test_a_loop_over_slots(rng, length, rate, kernel, empty, causal):

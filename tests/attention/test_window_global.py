@@ -38,12 +38,11 @@ def forward(attention, x, length=LENGTH, visibility=None):
     return attention(x, length, visibility=visibility).out
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_positions_tokens_and_marks_name_the_same_globals(rng, causal):
+def test_positions_tokens_and_marks_name_the_same_globals(rng):
     q, k, v = draw(rng)
-    read = functools.partial(attend, q, k, v, window=3, causal=causal)
+    read = functools.partial(attend, q, k, v, window=3, causal=False)
     want = read(global_positions=(4, 7))
-    assert oracle.error(want, sliding_window(q, k, v, window=3, causal=causal)) > 0.1
+    assert oracle.error(want, sliding_window(q, k, v, window=3, causal=False)) > 0.1
     by_token = read(global_tokens=(9, 11), max_globals=2, visibility=Visibility.tokens(token=jnp.asarray(TOKENS)))
     by_mark = read(max_globals=3, visibility=Visibility.tokens(marked=jnp.asarray(MARKS)))
     mixed = read(global_positions=(7,), max_globals=2, visibility=Visibility.tokens(marked=jnp.asarray(MARKS)))
