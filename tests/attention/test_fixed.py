@@ -31,12 +31,18 @@ def test_groups_give_heads_different_columns():
 
 
 def test_the_union_counts_no_key_twice():
-    q = np.zeros((1, 17, 1, 4), np.float32)
-    v = np.eye(17, dtype=np.float32)[None, :, None]
-    weights = np.asarray(fixed(q, q, v, block=6, summary=2))[0, :, 0]
-    for query, want in ((5, range(6)), (9, [4, 5, 6, 7, 8, 9]), (16, [4, 5, 10, 11, 12, 13, 14, 15, 16])):
-        np.testing.assert_allclose(weights[query, list(want)], 1 / len(want), rtol=1e-6)
-        np.testing.assert_allclose(weights[query].sum(), 1, rtol=1e-6)
+    """Weights of equal scores, read off values that are the keys' own unit vectors, for two heads of two groups."""
+    q = np.zeros((1, 17, 2, 4), np.float32)
+    v = np.repeat(np.eye(17, dtype=np.float32)[None, :, None], 2, axis=2)
+    weights = np.asarray(fixed(q, q, v, block=6, summary=2, groups=2))[0]
+    hand = {
+        0: {5: [0, 1, 2, 3, 4, 5], 9: [4, 5, 6, 7, 8, 9], 16: [4, 5, 10, 11, 12, 13, 14, 15, 16]},
+        1: {5: [0, 1, 2, 3, 4, 5], 9: [2, 3, 6, 7, 8, 9], 16: [2, 3, 8, 9, 12, 13, 14, 15, 16]},
+    }
+    for head, rows in hand.items():
+        for query, want in rows.items():
+            np.testing.assert_allclose(weights[query, head, want], 1 / len(want), rtol=1e-6)
+            np.testing.assert_allclose(weights[query, head].sum(), 1, rtol=1e-6)
 
 
 def test_two_layers_reach_everything_as_own_block_then_summary_only():
