@@ -71,8 +71,9 @@ class Globals:
     @classmethod
     def of(cls, positions: tuple[int, ...], tokens: tuple[int, ...], most: int | None) -> Globals:
         """Checked, with `most` counted where the positions are all there is."""
-        if any(position < 0 for position in positions) or len(set(positions)) < len(positions):
-            raise ValueError(f"global_positions needs different numbers of at least 0, got {positions}")
+        for name, numbers in (("global_positions", positions), ("global_tokens", tokens)):
+            if any(number < 0 for number in numbers) or len(set(numbers)) < len(numbers):
+                raise ValueError(f"{name} needs different numbers of at least 0, got {numbers}")
         if most is None:
             if tokens or not positions:
                 raise ValueError(
