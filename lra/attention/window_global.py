@@ -172,8 +172,8 @@ def window_global(
         [B, T, H, E] in q's dtype; exactly 0 where a query may read nothing.
 
     Raises:
-        ValueError: what `sliding_window` raises; `read_through` that is unknown or has no effect; a position outside the
-            row; more globals than `max_globals` (under jit this comes from the runtime, as
+        ValueError: what `sliding_window` raises; a `read_through` that is unknown or has no effect; a position outside
+            the row; more globals than `max_globals` (under jit this comes from the runtime, as
             `jax.errors.JaxRuntimeError` that quotes the sentence).
 
     Example:

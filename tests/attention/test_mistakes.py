@@ -67,6 +67,7 @@ DO_NOT_FIT = [
         {"window": 3, "global_positions": (0, -1)},
         "global_positions needs different numbers of at least 0",
     ),
+    (WindowGlobal, {"window": 3, "global_tokens": (-1,), "max_globals": 1}, "global_tokens needs different numbers"),
 ]
 BLOCKS = [
     ({"blocks": 0, "heads": (3,)}, f"blocks {AT_LEAST_1} 0"),
