@@ -72,8 +72,9 @@ class Globals:
     @classmethod
     def of(cls, positions: tuple[int, ...], tokens: tuple[int, ...], most: int | None) -> Globals:
         """Checked, with `most` counted where the positions are all there is."""
-        if any(position < 0 for position in positions) or len(set(positions)) < len(positions):
-            raise ValueError(f"global_positions needs different numbers of at least 0, got {positions}")
+        for name, numbers in (("global_positions", positions), ("global_tokens", tokens)):
+            if any(number < 0 for number in numbers) or len(set(numbers)) < len(numbers):
+                raise ValueError(f"{name} needs different numbers of at least 0, got {numbers}")
         if most is None:
             if tokens or not positions:
                 raise ValueError(
@@ -172,8 +173,9 @@ def window_global(
         [B, T, H, E] in q's dtype; exactly 0 where a query may read nothing.
 
     Raises:
-        ValueError: what `sliding_window` raises; a position outside the row; more globals than `max_globals` (under jit
-            this comes from the runtime, as `jax.errors.JaxRuntimeError` that quotes the sentence).
+        ValueError: what `sliding_window` raises; a `read_through` that is unknown or has no effect; a position outside
+            the row; more globals than `max_globals` (under jit this comes from the runtime, as
+            `jax.errors.JaxRuntimeError` that quotes the sentence).
 
     Example:
         >>> import jax, lra.attention
@@ -182,6 +184,7 @@ def window_global(
         (1, 17, 2, 8)
     """
     check_window(window, window_right, dilation, causal)
+    _check_reading(read_through, own is not None, "own")
     chosen = Globals.of(global_positions, global_tokens, max_globals)
     visibility = visibility or Visibility()
     length, size = lengths(q, k, visibility)
@@ -194,6 +197,13 @@ def window_global(
         q, k, v, flags, index, own, visibility, terms, key, rule=WindowRule(window, window_right, dilation),
         read_through=read_through, causal=causal, scale=scale, dropout=dropout, precision=precision,
     )  # fmt: skip
+
+
+def _check_reading(read_through: str, own: bool, name: str) -> None:
+    if read_through not in ("local", "global"):
+        raise ValueError(f"read_through needs to be 'local' or 'global', got {read_through!r}")
+    if read_through == "global" and not own:
+        raise ValueError(f"read_through = 'global' has no effect without projections of their own: give {name}")
 
 
 @functools.partial(jax.jit, static_argnames=("rule", "read_through", "causal", "scale", "dropout", "precision"))
@@ -280,10 +290,7 @@ class WindowGlobal(Pattern):
         self.own_projections, self.read_through = own_projections, read_through
         super().__init__(site)
         check_window(self.window.window, self.window.window_right, self.window.dilation, site.causal)
-        if read_through not in ("local", "global"):
-            raise ValueError(f"WindowGlobal.read_through needs to be 'local' or 'global', got {read_through!r}")
-        if read_through == "global" and not own_projections:
-            raise ValueError("WindowGlobal.read_through = 'global' has no effect without own_projections = True")
+        _check_reading(read_through, own_projections, "own_projections = True")
 
     @property
     def promise(self) -> Promise:

@@ -86,6 +86,16 @@ def make(name, example, causal, **site):
         raise
 
 
+def build(cls, causal=True, heads=HEADS, **arguments):
+    """A pattern of that class with these arguments."""
+    return cls(**arguments, site=Site(num_heads=heads, head_dim=WIDTH, causal=causal), rngs=nnx.Rngs(0))
+
+
+def normal(rng, *shape):
+    """Standard normal numbers in float32."""
+    return rng.normal(size=shape).astype(np.float32)
+
+
 def window(name, example):
     """W: the largest integer among an example's arguments, or the block of patterns that have none."""
     arguments = PATTERNS[name].examples()[example]

@@ -54,15 +54,6 @@ def check(case, rng):
             assert oracle.error(value, gradients[part]) < tolerance, part
 
 
-@pytest.fixture
-def quick_compilation():
-    """Compiles in a third of the time; the sampled product of `make test-slow` runs fully optimised."""
-    former = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", former)
-
-
 @pytest.mark.parametrize("case", [case for name in PATTERNS for case in cases.pairwise(name)], ids=str)
 def test_arrangement_equals_rule(case, rng, quick_compilation):
     check(case, rng)
@@ -97,6 +88,39 @@ def test_later_tokens_change_nothing(name, example, rng):
         else:
             np.testing.assert_array_equal(after[:, : t + 1], before[:, : t + 1])
         assert np.abs(after - before).max() > 0.1
+
+
+@each_causal
+def test_one_query_at_a_time_equals_the_full_pass(name, example, rng, quick_compilation):
+    pattern, a = plain(name, example, rng, length=13, causal=True)
+    if pattern.promise.decode != "exact":
+        pytest.skip("promises no exact decoding")
+    places = (0, 12)
+
+    @jax.jit
+    def both(q, k, v):
+        return run(pattern, q, k, v), [run(pattern, q[:, p : p + 1], k[:, : p + 1], v[:, : p + 1]) for p in places]
+
+    whole, alone = both(a.q, a.k, a.v)
+    for p, out in zip(places, alone, strict=True):
+        assert oracle.error(out[:, 0], whole[:, p]) < 1e-6
+
+
+@each_causal
+def test_segments_after_memory_equal_one_pass(name, example, rng, quick_compilation):
+    """Borders stay where they are in the one pass, whatever the memory slots that are still empty hold."""
+    pattern, a = plain(name, example, rng, length=24, causal=True)
+    if not pattern.promise.memory:
+        pytest.skip("promises no memory")
+    attend = jax.jit(functools.partial(run, pattern))
+    parts = []
+    for start in (0, 8, 16):
+        empty = 16 - start
+        filled = jnp.broadcast_to(jnp.arange(16) >= empty, (cases.BATCH, 16))
+        before = ((0, 0), (empty, 0), (0, 0), (0, 0))
+        k, v = (np.pad(x[:, : start + 8], before, constant_values=np.nan) for x in (a.k, a.v))
+        parts.append(attend(a.q[:, start : start + 8], k, v, Visibility().after(filled, 8)))
+    assert oracle.error(np.concatenate(parts, axis=1), attend(a.q, a.k, a.v)) < 1e-6
 
 
 @each_pattern
