@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import inspect
 import pkgutil
 import re
 import shlex
@@ -70,7 +71,7 @@ def test_public_functions_have_examples():
     for name in lra.attention.PATTERNS:
         function = getattr(lra.attention, name)
         if callable(function):  # `heads` is a class alone
-            assert any(test.examples for test in finder.find(function.__wrapped__, name)), name
+            assert any(test.examples for test in finder.find(inspect.unwrap(function), name)), name
 
 
 def test_make_targets_of_the_readme_exist():

@@ -231,8 +231,11 @@ class _Run:
     def rewind(self, fault: non_finite.NotFiniteError) -> tuple[TrainState, int]:
         """The state of the last checkpoint, or the initial one, and its step; for the data behind the fault."""
         experiment = self._experiment
+        self._checkpoints.wait()
         whole = self._checkpoints.newest(experiment.abstract_state)
         step, state = (0, experiment.initial()[1]) if whole is None else (whole.step, whole.state)
+        for damaged in () if whole is None else whole.damaged:
+            self._checkpoints.set_aside(damaged)
         self._progress.say(f"{fault}: going on from step {step} with the data behind step {fault.step}")
         self._metrics.rewind(step)
         self._clock.pause()

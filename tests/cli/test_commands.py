@@ -16,10 +16,11 @@ from lra.attention import PATTERNS, Promise
 from lra.evaluation.reference import compressed
 from lra.training.checkpoints import Checkpoints
 from lra.training.clock import MACHINE
+from tests.cli.conftest import LAYERS
 
 ROOT = Path(__file__).parents[2]
 ATTENTIONS = sorted(path.stem for path in (config.CONFIGS / "attention").glob("*.gin"))
-SMALL = ("LAYERS=1", "WIDTH=16", "HEADS=4", "SEGMENT=16", "BATCH=2", "STEPS=1", "WARMUP=1", "Carried.streams=2")
+SMALL = ("WIDTH=16", "HEADS=4", "SEGMENT=16", "BATCH=2", "STEPS=1", "WARMUP=1", "Carried.streams=2")
 PATH = ("--set", "text_file.path='book.txt'")
 
 
@@ -430,8 +431,7 @@ def small_library(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", config.names())
 def test_a_shipped_configuration_trains(small_library, lra, name):
     path = PATH if "text_file" in name else ()
-    layers = {"python_source/longformer": 4, "python_source/memory_compressed": 5}.get(name, 1)
-    small = (f"LAYERS={layers}", *SMALL[1:])
+    small = (f"LAYERS={LAYERS.get(name, 1)}", *SMALL)
     result = lra("train", name, *path, *sets(small), "--workdir", "run", "--json")
     assert result.status == 0, result.err
     assert json.loads(result.out)["step"] == 1

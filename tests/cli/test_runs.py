@@ -18,7 +18,7 @@ def record(run: Path) -> dict:
 
 def losses(run: Path) -> list[tuple]:
     lines = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    return [(line["step"], line["split"], line["loss_nats"]) for line in lines]
+    return [(line["step"], line["split"], line["loss_nats"]) for line in lines if line["step"]]
 
 
 # the record

@@ -15,6 +15,7 @@ from lra.errors import UserError
 from lra.models import FeedForward
 from lra.models.parameters import named
 from lra.training import Checkpoints, Linear, make_step, non_finite
+from lra.training.clock import MACHINE
 
 ROWS, SEGMENT = 3, 8
 
@@ -67,7 +68,7 @@ def saved(experiment, workdir, step=6):
 
 def lines(workdir):
     found = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{**line, "tokens_per_second": None} for line in found if line["split"] == "train"]
+    return [{**line, **dict.fromkeys(MACHINE)} for line in found if line["split"] == "train"]
 
 
 def same(left, right, but=()):
