@@ -203,7 +203,7 @@ class Decoder(nnx.Module):
         self.stack.project()
 
     def _hidden(self, tokens: Array, valid: Array | None, memory: Any, key: Array | None, train: bool) -> StackOutput:
-        x = self.embedding(tokens)
+        x = jnp.take(self.embedding.embedding[...], tokens, axis=0)  # in the dtype of the parameters as they are
         if self.position is not None:
             limit = self.position.max_length
             if limit is not None and tokens.shape[1] > limit:
