@@ -59,12 +59,7 @@ def block_local(
         block: W, tokens.
         look_back: blocks before the query's own; as many after it when bidirectional.
         causal: a query reads its own key and keys before it.
-        scale: of the logits; None for 1/sqrt(D).
-        visibility: positions, validity and segments.
-        terms: additions by position.
-        dropout: share of the weights dropped, with `key`.
-        key: random key.
-        precision: of float32 products.
+        scale, visibility, terms, dropout, key, precision: as of `full`.
 
     Returns:
         [B, T, H, E] in q's dtype; exactly 0 where a query may read nothing.

@@ -63,12 +63,7 @@ def blockwise(
         heads: numbers of heads with shift 0, 1, 2, ...: the paper's 10:2 is (10, 2).
         shifts: the shift of every head, in place of `heads`.
         causal: must be False: a shifted block lies ahead of some queries, which would have nothing to read.
-        scale: of the logits; None for 1/sqrt(D).
-        visibility: positions, validity and segments.
-        terms: additions by position.
-        dropout: share of the weights dropped, with `key`.
-        key: random key.
-        precision: of float32 products.
+        scale, visibility, terms, dropout, key, precision: as of `full`.
 
     Returns:
         [B, T, H, E] in q's dtype; exactly 0 where a query may read nothing.

@@ -75,12 +75,7 @@ def fixed(
         groups: heads take different sub-blocks of `summary` columns: head h number h % groups, counted from the end.
         part: which factor, or their union.
         causal: a query reads its own key and keys before it; else both directions.
-        scale: of the logits; None for 1/sqrt(D).
-        visibility: positions, validity and segments.
-        terms: additions by position.
-        dropout: share of the weights dropped, with `key`.
-        key: random key.
-        precision: of float32 products.
+        scale, visibility, terms, dropout, key, precision: as of `full`.
 
     Returns:
         [B, T, H, E] in q's dtype; exactly 0 where a query may read nothing.

@@ -57,12 +57,7 @@ def memory_compressed(
         empty: what a causal query reads that no slot precedes: "nothing", or the "first" key, which then stands before
             the slots for every query, as in the released code.
         causal: a query reads slots of its own and earlier tokens; else all.
-        scale: of the logits; None for 1/sqrt(D).
-        visibility: positions, validity and segments.
-        terms: additions by position.
-        dropout: share of the weights dropped, with `key`.
-        key: random key.
-        precision: of float32 products.
+        scale, visibility, terms, dropout, key, precision: as of `full`.
 
     Returns:
         [B, T, H, E] in q's dtype; exactly 0 where a query may read nothing.

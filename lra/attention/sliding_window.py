@@ -62,12 +62,7 @@ def sliding_window(
         window_right: keys after the query's own; 0 when causal.
         dilation: step in tokens between the keys of a window; 1 for neighbours (a gap of g tokens is a step of g + 1).
         causal: says that nothing after the query is read.
-        scale: of the logits; None for 1/sqrt(D).
-        visibility: positions, validity and segments.
-        terms: additions by position.
-        dropout: share of the weights dropped, with `key`.
-        key: random key.
-        precision: of float32 products.
+        scale, visibility, terms, dropout, key, precision: as of `full`.
 
     Returns:
         [B, T, H, E] in q's dtype; exactly 0 where a query may read nothing.

@@ -162,12 +162,7 @@ def window_global(
         read_through: the keys and values by which others read globals: "local" for k and v, as in the released code, or
             "global" for those of `own`.
         causal: a query reads its own key and keys before it.
-        scale: of the logits; None for 1/sqrt(D).
-        visibility: positions, validity, segments, token ids and marks.
-        terms: additions by position.
-        dropout: share of the weights dropped, with `key`.
-        key: random key.
-        precision: of float32 products.
+        scale, visibility, terms, dropout, key, precision: as of `full`.
 
     Returns:
         [B, T, H, E] in q's dtype; exactly 0 where a query may read nothing.
