@@ -79,10 +79,19 @@ def example(options: argparse.Namespace) -> Subject:
         raise UserError(f"{options.name} has examples 0 to {len(examples) - 1}, got --example {number}")
     make = functools.partial(cls, **examples[number])
     shown = notation.write(make, PATTERNS)
+
+    def built(causal: bool) -> Pattern:
+        return make(site=Site(num_heads=EXAMPLE_HEADS, causal=causal), rngs=nnx.Rngs(0))
+
     try:
-        pattern = make(site=Site(num_heads=EXAMPLE_HEADS, causal=not options.bidirectional), rngs=nnx.Rngs(0))
+        pattern = built(not options.bidirectional)
     except ValueError as error:
-        raise UserError(f"{shown}: {error}") from error
+        try:
+            built(options.bidirectional)
+        except ValueError:
+            raise UserError(f"{shown}: {error}") from error
+        remedy = "leave out" if options.bidirectional else "draw its other form with"
+        raise UserError(f"{shown} has no such form: {remedy} --bidirectional") from error
     title = f"{shown}, {'bidirectional' if options.bidirectional else 'causal'}"
     if options.layers:
         return Subject(f"{title}, {options.layers} layers", (pattern,) * options.layers)

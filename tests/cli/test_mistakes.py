@@ -352,7 +352,7 @@ def test_a_generation_out_of_range(trained, refused, flag):
         ("tiny.gin --layers 2 --layer 1", ["tiny.gin has at most 1 layers from layer 1 on", "--layers 2", "lower it"]),
         ("full --layers two", ["--layers", "'two'", "lra attention show --help"]),
         ("tiny.gin --bidirectional", ["--bidirectional does not apply to tiny.gin", "configuration"]),
-        ("sliding_window --example 2", ["window_right=2", "causal"]),
+        ("sliding_window --example 2", ["window_right=2", "has no such form", "with --bidirectional"]),
     ],
 )
 def test_a_drawing_that_cannot_be(refused, command, words):
