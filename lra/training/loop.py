@@ -105,10 +105,11 @@ def train(
             return Outcome(start, 0, time.perf_counter() - begin, checkpoints.path(start), {}, {})
         _check_profile(profile, start, target)
         shown = training.tensorboard
+        logged = start or -1  # a run that starts from nothing once more says anew what it needs in memory
         with (
             recorded(workdir, step=start, target=target, total=training.steps, corpus=corpus, about=about or {}),
-            TensorBoard(workdir / folder.TENSORBOARD, start) if shown else contextlib.nullcontext() as board,
-            MetricsFile(workdir / folder.METRICS, start, board) as metrics,
+            TensorBoard(workdir / folder.TENSORBOARD, logged) if shown else contextlib.nullcontext() as board,
+            MetricsFile(workdir / folder.METRICS, logged, board) as metrics,
             Progress(console, target, start) as progress,
             Clock() as clock,
             Profile(workdir / folder.PROFILE, profile, progress.say) as tracing,

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -147,6 +148,9 @@ def test_the_report_is_shown_and_kept_before_the_first_step(small, run, tmp_path
     assert line["temporary_bytes"] > 0
     run(small())
     assert len(lines(tmp_path / "run", "memory")) == 1
+    shutil.rmtree(tmp_path / "run" / "checkpoints")  # as if killed before the first one
+    run(small())
+    assert [line["step"] for line in lines(tmp_path / "run", "memory", "train")] == [0, 1, 2, 3, 4]
 
 
 def test_a_report_where_the_backend_is_silent_or_says_all():
