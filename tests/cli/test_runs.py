@@ -115,6 +115,30 @@ def test_runs_are_listed_with_scores_and_status(trained, lra):
     assert all(word in table for word in (*found, "2 of 4", "stopped", "running", f"{min(scores):.4f}"))
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        "{",
+        "[]",
+        '{"starts": {"a": 1}}',
+        '{"starts": [3]}',
+        '{"starts": [{"config": 1}]}',
+        '{"status": 5}',
+        '{"steps": "x"}',
+    ],
+)
+def test_a_record_that_was_written_over_costs_its_own_columns_only(lra, record):
+    run = Path("runs/broken")
+    run.mkdir(parents=True)
+    (run / "config.gin").touch()
+    (run / "record.json").write_text(record, encoding="utf-8")
+    line = '{"step": 2, "split": "valid", "bits_per_byte": %s}\n'
+    (run / "metrics.jsonl").write_text("".join(line % value for value in ('"x"', "NaN", "2.5")), encoding="utf-8")
+    (found,) = json.loads(lra("runs", "--json").out)
+    assert (found["status"], found["step"], found["best"], found["last"]) == ("unknown", 2, 2.5, 2.5)
+    assert lra("runs").status == 0
+
+
 def test_listing_never_keeps_a_run_from_starting(trained, lra):
     """`lra runs` holds the lock for a moment; a start waits that long."""
     import fcntl
