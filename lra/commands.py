@@ -96,11 +96,14 @@ def eval_command(options: argparse.Namespace) -> None:
             f"the run was trained on {data['description']}, but the corpus is now {corpus.description}: "
             "restore the former text"
         )
-    report = evaluate(
-        model, corpus, options.split, experiment.protocols[name],
-        key=jax.random.key(experiment.seed), limit=options.partial, step=step,
-        weights=options.weights,
-    )  # fmt: skip
+    try:
+        report = evaluate(
+            model, corpus, options.split, experiment.protocols[name],
+            key=jax.random.key(experiment.seed), limit=options.partial, step=step,
+            weights=options.weights,
+        )  # fmt: skip
+    except FloatingPointError as error:
+        raise UserError(f"{error}: choose other weights with --checkpoint or --weights") from error
     tokens = corpus.tokens(options.split)[: options.partial]
     reference = {}
     if report.bytes <= REFERENCE_BYTES:

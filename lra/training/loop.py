@@ -277,19 +277,21 @@ class _Run:
         )
 
     def _evaluate(self, step: int, state: TrainState) -> float:
-        """Scores "valid" and gives its bits per byte."""
+        """Scores "valid" and gives its bits per byte; NaN where the score is not finite, as it may be in float16."""
         experiment = self._experiment
         weights = experiment.training.evaluate_weights
-        report = evaluate(
-            experiment.model(experiment.averaged(state) if weights == "ema" else state), experiment.corpus, "valid",
-            experiment.protocol,
-            key=jax.random.key(experiment.seed), limit=experiment.training.evaluate_tokens,
-        )  # fmt: skip
-        line = {
-            "step": step,
-            "split": "valid",
-            "protocol": next(iter(experiment.protocols)),
-            "weights": weights,
+        line = {"step": step, "split": "valid", "protocol": next(iter(experiment.protocols)), "weights": weights}
+        try:
+            report = evaluate(
+                experiment.model(experiment.averaged(state) if weights == "ema" else state), experiment.corpus, "valid",
+                experiment.protocol,
+                key=jax.random.key(experiment.seed), limit=experiment.training.evaluate_tokens,
+            )  # fmt: skip
+        except FloatingPointError as error:
+            self.last_evaluation = self._metrics.write(line | {"loss_nats": None, "bits_per_byte": None})
+            self._progress.say(f"step {step}  {error}")
+            return math.nan
+        line |= {
             "loss_nats": report.nats_per_token,
             "bits_per_byte": report.bits_per_byte,
             "tokens_scored": report.tokens_scored,

@@ -318,6 +318,14 @@ def test_an_evaluation_out_of_range(trained, refused, flags, words):
     refused(["eval", "tiny.gin", *flags.split()], *words)
 
 
+def test_a_score_that_is_not_finite(trained, refused, monkeypatch):
+    def fails(*_, **__):
+        raise FloatingPointError("the model's score of text_file test is nan after 5 tokens")
+
+    monkeypatch.setattr("lra.commands.evaluate", fails)
+    refused(["eval", "tiny.gin"], "is nan after 5 tokens", "--checkpoint")
+
+
 @pytest.mark.parametrize(
     "flag", ["tokens=0", "temperature=-1", "temperature=nan", "top-k=0", "top-k=257", "top-p=0", "top-p=1.5", "seed=-1"]
 )
