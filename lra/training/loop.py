@@ -339,7 +339,7 @@ def _prepare(experiment: Experiment) -> tuple[BatchIterator, Step]:
     step = make_step(
         experiment.graph, experiment.optimizer, total_steps=training.steps, seed=experiment.seed,
         bytes_per_token=corpus.num_bytes("train") / len(tokens),
-        accumulate=training.accumulate, non_finite=training.non_finite,
+        accumulate=training.accumulate, non_finite=training.non_finite, non_finite_limit=training.non_finite_limit,
     )  # fmt: skip
     _check_shapes(experiment, step)
     return batches, step

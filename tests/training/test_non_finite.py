@@ -56,7 +56,7 @@ def by_hand(experiment):
     batches = data.batches(corpus.tokens("train"), start=corpus.vocabulary.start, seed=0, prefetch=0)
     step = make_step(
         experiment.graph, experiment.optimizer, total_steps=6, seed=0, bytes_per_token=1.0,
-        non_finite=experiment.training.non_finite,
+        non_finite=experiment.training.non_finite, non_finite_limit=experiment.training.non_finite_limit,
     )  # fmt: skip
     return step, experiment.initial()[1], [next(batches) for _ in range(10)]
 
@@ -126,6 +126,17 @@ def test_skips_in_a_row_are_bounded(make, run):
     run(make(Poisoned345, non_finite="skip", non_finite_limit=3))
     with pytest.raises(UserError, match=r"loss_nats is inf at step 5"):
         run(make(Poisoned345, non_finite="skip", non_finite_limit=2), run.args[2].parent / "other")
+
+
+def test_the_skip_that_is_too_many_is_done_again_from_its_own_state(make):
+    step, state, batches = by_hand(make(Poisoned345, non_finite="skip", non_finite_limit=2))
+    for batch in batches[:4]:
+        state, _ = step(state, batch)
+    before = copied(state)
+    for batch in batches[4:6]:  # the third in a row, and the finite one that is dispatched before the host knows
+        state, metrics = step(state, batch)
+        same(state, before, but=("faults",))
+    assert (int(metrics["non_finite"]), int(state.step), int(state.faults.skipped)) == (4, 4, 2)
 
 
 def test_rewind_goes_on_with_the_data_behind(make, run, tmp_path):
