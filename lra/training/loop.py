@@ -29,7 +29,7 @@ from lra.training.metrics import MetricsFile
 from lra.training.profile import Profile
 from lra.training.progress import Progress
 from lra.training.record import recorded
-from lra.training.resume import identity, resume, select
+from lra.training.resume import identity, pass_over, resume, select
 from lra.training.state import TrainState
 from lra.training.step import make_step
 from lra.training.tensorboard import TensorBoard
@@ -235,8 +235,8 @@ class _Run:
         self._checkpoints.wait()
         whole = self._checkpoints.newest(experiment.abstract_state)
         step, state = (0, experiment.initial()[1]) if whole is None else (whole.step, whole.state)
-        for damaged in () if whole is None else whole.damaged:
-            self._checkpoints.set_aside(damaged)
+        if whole is not None:
+            pass_over(self._checkpoints, whole, self._progress.say)
         self._progress.say(f"{fault}: going on from step {step} with the data behind step {fault.step}")
         self._metrics.rewind(step)
         self._clock.pause()

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from rich.console import Console
 
 from lra.data import Streams
 from lra.errors import UserError
 from lra.models import FeedForward
 from lra.models.parameters import named
-from lra.training import Checkpoints, Linear, make_step, non_finite
+from lra.training import Checkpoints, Linear, loop, make_step, non_finite
 from lra.training.clock import MACHINE
 
 ROWS, SEGMENT = 3, 8
@@ -31,6 +32,10 @@ class Poisoned(Streams):
             return {**row, "weights": row["weights"] * np.float32(factor)}
 
         return super()._dataset(*args).map_with_index(poison)
+
+
+class Poisoned5(Poisoned):
+    bad = (5,)
 
 
 class Poisoned345(Poisoned):
@@ -178,6 +183,24 @@ def test_rewind_without_a_checkpoint_starts_again(make, run, tmp_path):
     run(experiment)
     final, position = saved(experiment, tmp_path / "run")
     assert (int(final.step), int(final.faults.rewinds), position["next_index"]) == (6, 1, 9)
+
+
+def test_a_rewind_names_the_damaged_checkpoint_that_it_passes_over(make, run, tmp_path, monkeypatch, capsys):
+    """Damaged while the run goes on."""
+    former = loop._Run.rewind
+
+    def rewind(self, fault):
+        self._checkpoints.wait()
+        (tmp_path / "run" / "checkpoints" / "4" / "digests.json").write_text("{}")
+        return former(self, fault)
+
+    monkeypatch.setattr(loop._Run, "rewind", rewind)
+    run(make(Poisoned5, non_finite="rewind"), console=Console(stderr=True, width=400))
+    said = capsys.readouterr().err
+    assert "checkpoints/4 is damaged at digests.json: going on with step 2\n" in said
+    assert "loss_nats is inf at step 5: going on from step 2 with the data behind step 5\n" in said
+    assert [line["step"] for line in lines(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["4", "4.damaged", "6"]
 
 
 @pytest.fixture(scope="module")
