@@ -166,7 +166,7 @@ def _resolved_text(options: argparse.Namespace) -> str:
     """The resolved configuration; of a run, if nothing is overridden, as it was when the run began."""
     path = config.find(options.config)
     if path.parent == Path(options.config) and not options.set and not getattr(options, "attention", None):
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8", errors="replace")  # what is no text is named with its line
     _build(options)
     return config.resolved_text()
 

@@ -44,7 +44,7 @@ def check(workdir: Path, config_text: str, difference: Difference) -> None:
                 "choose a new or an empty folder with --workdir"
             )
         return
-    changes = difference(config.read_text(encoding="utf-8"), config_text)
+    changes = difference(config.read_text(encoding="utf-8", errors="replace"), config_text)
     if changes:
         more = f"; and {len(changes) - 5} more" if len(changes) > 5 else ""
         raise UserError(
