@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 import lra
-from lra.errors import Interrupted, UserError
+from lra.errors import Interrupted, UserError, quoted
 from lra.training import folder
 
 PACKAGES = ("flax", "gin-config", "grain", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
@@ -59,7 +59,7 @@ def recorded(
         raise
     except BaseException as error:
         with contextlib.suppress(UserError):  # such as a full disk, which is then the reason
-            write("failed", str(error) or type(error).__name__)
+            write("failed", quoted(error) or str(error) or type(error).__name__)
         raise
     write("finished" if target == total else "stopped")
 
