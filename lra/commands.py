@@ -96,11 +96,14 @@ def eval_command(options: argparse.Namespace) -> None:
             f"the run was trained on {data['description']}, but the corpus is now {corpus.description}: "
             "restore the former text"
         )
-    report = evaluate(
-        model, corpus, options.split, experiment.protocols[name],
-        key=jax.random.key(experiment.seed), limit=options.partial, step=step,
-        weights=options.weights,
-    )  # fmt: skip
+    try:
+        report = evaluate(
+            model, corpus, options.split, experiment.protocols[name],
+            key=jax.random.key(experiment.seed), limit=options.partial, step=step,
+            weights=options.weights,
+        )  # fmt: skip
+    except FloatingPointError as error:
+        raise UserError(f"{error}: choose other weights with --checkpoint or --weights") from error
     tokens = corpus.tokens(options.split)[: options.partial]
     reference = {}
     if report.bytes <= REFERENCE_BYTES:
@@ -163,7 +166,7 @@ def _resolved_text(options: argparse.Namespace) -> str:
     """The resolved configuration; of a run, if nothing is overridden, as it was when the run began."""
     path = config.find(options.config)
     if path.parent == Path(options.config) and not options.set and not getattr(options, "attention", None):
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8", errors="replace")  # what is no text is named with its line
     _build(options)
     return config.resolved_text()
 

@@ -95,7 +95,11 @@ class Checkpoints:
 
     @property
     def best(self) -> int | None:
-        """Step of the checkpoint with the best score, or None."""
+        """Step of the checkpoint with the best score, or None.
+
+        Raises:
+            UserError: a reader asks, and the score of a checkpoint cannot be read.
+        """
         return next(iter(self._ranking()), None)
 
     def path(self, step: int) -> Path:
@@ -106,6 +110,7 @@ class Checkpoints:
         """Whether a checkpoint of this score would be kept among the best."""
         if not (math.isfinite(score) and self._keep_best):
             return False
+        self.wait()  # what is being written counts
         ranking = self._ranking()[: self._keep_best]
         return len(ranking) < self._keep_best or score < self._score(ranking[-1])
 
@@ -261,7 +266,9 @@ class Checkpoints:
         if step not in self._scores:
             try:
                 self._scores[step] = self._meta(step)["score"]
-            except UserError:  # whoever restores it will say so
+            except UserError:
+                if self._keep is None and self.path(step).is_dir():  # a reader is to know that it may be the best
+                    raise
                 self._scores[step] = None
         score = self._scores[step]
         return math.inf if score is None else score

@@ -44,7 +44,7 @@ def check(workdir: Path, config_text: str, difference: Difference) -> None:
                 "choose a new or an empty folder with --workdir"
             )
         return
-    changes = difference(config.read_text(encoding="utf-8"), config_text)
+    changes = difference(config.read_text(encoding="utf-8", errors="replace"), config_text)
     if changes:
         more = f"; and {len(changes) - 5} more" if len(changes) > 5 else ""
         raise UserError(
@@ -68,7 +68,11 @@ def claim(workdir: Path, config_text: str, difference: Difference) -> Iterator[N
     except OSError as error:
         raise unwritable(workdir, error) from error
     with file:
-        if not _locked(file, fcntl.LOCK_EX, _PATIENCE_SECONDS):
+        try:
+            locked = _locked(file, fcntl.LOCK_EX, _PATIENCE_SECONDS)
+        except OSError as error:  # some network disks have no locks
+            raise unwritable(workdir / LOCK, error) from error
+        if not locked:
             raise UserError(
                 f"another process is training in {workdir}: wait until it ends, or choose another folder with --workdir"
             )
@@ -81,11 +85,10 @@ def claim(workdir: Path, config_text: str, difference: Difference) -> Iterator[N
 def in_use(workdir: Path) -> bool:
     """Whether a process trains in the folder."""
     try:
-        file = (workdir / LOCK).open("rb")
+        with (workdir / LOCK).open("rb") as file:
+            return not _locked(file, fcntl.LOCK_SH, 0)
     except OSError:
         return False
-    with file:
-        return not _locked(file, fcntl.LOCK_SH, 0)
 
 
 def replace(path: Path, text: str) -> None:

@@ -29,7 +29,7 @@ from lra.training.metrics import MetricsFile
 from lra.training.profile import Profile
 from lra.training.progress import Progress
 from lra.training.record import recorded
-from lra.training.resume import identity, resume, select
+from lra.training.resume import identity, pass_over, resume, select
 from lra.training.state import TrainState
 from lra.training.step import make_step
 from lra.training.tensorboard import TensorBoard
@@ -105,10 +105,11 @@ def train(
             return Outcome(start, 0, time.perf_counter() - begin, checkpoints.path(start), {}, {})
         _check_profile(profile, start, target)
         shown = training.tensorboard
+        logged = start or -1  # a run that starts from nothing once more says anew what it needs in memory
         with (
             recorded(workdir, step=start, target=target, total=training.steps, corpus=corpus, about=about or {}),
-            TensorBoard(workdir / folder.TENSORBOARD, start) if shown else contextlib.nullcontext() as board,
-            MetricsFile(workdir / folder.METRICS, start, board) as metrics,
+            TensorBoard(workdir / folder.TENSORBOARD, logged) if shown else contextlib.nullcontext() as board,
+            MetricsFile(workdir / folder.METRICS, logged, board) as metrics,
             Progress(console, target, start) as progress,
             Clock() as clock,
             Profile(workdir / folder.PROFILE, profile, progress.say) as tracing,
@@ -234,8 +235,8 @@ class _Run:
         self._checkpoints.wait()
         whole = self._checkpoints.newest(experiment.abstract_state)
         step, state = (0, experiment.initial()[1]) if whole is None else (whole.step, whole.state)
-        for damaged in () if whole is None else whole.damaged:
-            self._checkpoints.set_aside(damaged)
+        if whole is not None:
+            pass_over(self._checkpoints, whole, self._progress.say)
         self._progress.say(f"{fault}: going on from step {step} with the data behind step {fault.step}")
         self._metrics.rewind(step)
         self._clock.pause()
@@ -276,19 +277,21 @@ class _Run:
         )
 
     def _evaluate(self, step: int, state: TrainState) -> float:
-        """Scores "valid" and gives its bits per byte."""
+        """Scores "valid" and gives its bits per byte; NaN where the score is not finite, as it may be in float16."""
         experiment = self._experiment
         weights = experiment.training.evaluate_weights
-        report = evaluate(
-            experiment.model(experiment.averaged(state) if weights == "ema" else state), experiment.corpus, "valid",
-            experiment.protocol,
-            key=jax.random.key(experiment.seed), limit=experiment.training.evaluate_tokens,
-        )  # fmt: skip
-        line = {
-            "step": step,
-            "split": "valid",
-            "protocol": next(iter(experiment.protocols)),
-            "weights": weights,
+        line = {"step": step, "split": "valid", "protocol": next(iter(experiment.protocols)), "weights": weights}
+        try:
+            report = evaluate(
+                experiment.model(experiment.averaged(state) if weights == "ema" else state), experiment.corpus, "valid",
+                experiment.protocol,
+                key=jax.random.key(experiment.seed), limit=experiment.training.evaluate_tokens,
+            )  # fmt: skip
+        except FloatingPointError as error:
+            self.last_evaluation = self._metrics.write(line | {"loss_nats": None, "bits_per_byte": None})
+            self._progress.say(f"step {step}  {error}")
+            return math.nan
+        line |= {
             "loss_nats": report.nats_per_token,
             "bits_per_byte": report.bits_per_byte,
             "tokens_scored": report.tokens_scored,
@@ -336,7 +339,7 @@ def _prepare(experiment: Experiment) -> tuple[BatchIterator, Step]:
     step = make_step(
         experiment.graph, experiment.optimizer, total_steps=training.steps, seed=experiment.seed,
         bytes_per_token=corpus.num_bytes("train") / len(tokens),
-        accumulate=training.accumulate, non_finite=training.non_finite,
+        accumulate=training.accumulate, non_finite=training.non_finite, non_finite_limit=training.non_finite_limit,
     )  # fmt: skip
     _check_shapes(experiment, step)
     return batches, step

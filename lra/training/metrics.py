@@ -67,15 +67,15 @@ class MetricsFile:
 
 
 def _rewind(path: Path, step: int) -> None:
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8", errors="replace")
     *lines, _ = text.split("\n")  # what follows the last line end was cut off
     kept = []
     for number, line in enumerate(lines, start=1):
         try:
-            done = json.loads(line)["step"]
+            stays = json.loads(line)["step"] <= step
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(f"line {number} of {path} is no line of metrics: delete that line") from error
-        if done <= step:
+        if stays:
             kept.append(line + "\n")
     if "".join(kept) != text:
         folder.replace(path, "".join(kept))

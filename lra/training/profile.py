@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -54,5 +55,6 @@ class Profile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._tracing:  # the run ended early
-            self._stop()
+        if self._tracing:  # the run ended early, for a reason that counts more than what may go wrong here
+            with contextlib.suppress(Exception):
+                self._stop()

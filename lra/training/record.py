@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 import jax
 
 import lra
-from lra.errors import Interrupted, UserError
+from lra.errors import Interrupted, UserError, quoted
 from lra.training import folder
 
 PACKAGES = ("flax", "gin-config", "grain", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
@@ -58,7 +59,7 @@ def recorded(
         raise
     except BaseException as error:
         with contextlib.suppress(UserError):  # such as a full disk, which is then the reason
-            write("failed", str(error) or type(error).__name__)
+            write("failed", quoted(error) or str(error) or type(error).__name__)
         raise
     write("finished" if target == total else "stopped")
 
@@ -69,7 +70,19 @@ def read(workdir: Path) -> dict[str, Any]:
         record = json.loads((workdir / folder.RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return record if isinstance(record, dict) else {}
+    return record if _sound(record) else {}
+
+
+def _sound(record: Any) -> bool:
+    if not isinstance(record, dict):
+        return False
+    starts, status = record.get("starts", []), record.get("status", "")
+    return (
+        isinstance(starts, list)
+        and all(isinstance(start, dict) and isinstance(start.get("config", ""), str | None) for start in starts)
+        and isinstance(status, str)
+        and isinstance(record.get("steps"), int | None)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,8 +131,9 @@ def _summary(workdir: Path) -> Summary:
     step, scores = max((int(path.name) for path in saved if path.name.isdecimal()), default=0), []
     for line in _lines(workdir / folder.METRICS):
         step = max(step, line["step"])
-        if line.get("split") == "valid" and line.get("bits_per_byte") is not None:
-            scores.append(line["bits_per_byte"])
+        score = line.get("bits_per_byte")
+        if line.get("split") == "valid" and isinstance(score, int | float) and math.isfinite(score):
+            scores.append(score)
     best, last = (min(scores), scores[-1]) if scores else (None, None)
     return Summary(str(workdir), starts[0].get("config"), step, record.get("steps"), best, last, status)
 

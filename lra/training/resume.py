@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,15 @@ def resume(
     data = checkpoints.data(whole.step)
     _check_corpus(experiment.corpus, data, workdir)
     batches.set_state(data["iterator"])
-    _name_damaged(whole, console)
+    pass_over(checkpoints, whole, _saying(console))
+    return whole.step, whole.state
+
+
+def pass_over(checkpoints: Checkpoints, whole: Whole, say: Callable[[str], None]) -> None:
+    """Names the damaged checkpoints and puts them out of the way of those that are saved from now on."""
+    _name_damaged(whole, say)
     for step in whole.damaged:
         checkpoints.set_aside(step)
-    return whole.step, whole.state
 
 
 def select(checkpoints: Checkpoints, workdir: Path, abstract: Any, which: str, console: Console) -> tuple[int, Any]:
@@ -54,7 +61,7 @@ def select(checkpoints: Checkpoints, workdir: Path, abstract: Any, which: str, c
         whole = checkpoints.newest(abstract, partial=True)
         if whole is None:
             raise UserError(f"the checkpoints of {workdir} are gone: try again")
-        _name_damaged(whole, console)
+        _name_damaged(whole, _saying(console))
         return whole.step, whole.state
     there = f"{workdir} has checkpoints of steps {', '.join(map(str, steps))}"
     if which == "best" and checkpoints.best is None:
@@ -78,6 +85,10 @@ def _check_corpus(corpus: Corpus, data: dict[str, Any], workdir: Path) -> None:
         )
 
 
-def _name_damaged(whole: Whole, console: Console) -> None:
+def _name_damaged(whole: Whole, say: Callable[[str], None]) -> None:
     for sentence in whole.damaged.values():
-        console.print(f"{sentence}: going on with step {whole.step}", markup=False, highlight=False, soft_wrap=True)
+        say(f"{sentence}: going on with step {whole.step}")
+
+
+def _saying(console: Console) -> Callable[[str], None]:
+    return functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)

@@ -66,6 +66,7 @@ def make_step(
     bytes_per_token: float = 1.0,
     accumulate: int = 1,
     non_finite: str = "stop",
+    non_finite_limit: int = 10,
 ) -> Step:
     """Makes the training step.
 
@@ -77,7 +78,7 @@ def make_step(
     integers), and buffers are written once.
 
     A step whose loss or gradients are not finite changes nothing but counters. After it all further steps change
-    nothing either, so that it can be done again from the state at hand, unless `non_finite` is "skip".
+    nothing either, so that it can be done again from the state at hand, unless it is one that "skip" allows.
 
     Args:
         graph: the model's graph definition.
@@ -87,6 +88,7 @@ def make_step(
         bytes_per_token: of the training text, for bits per byte.
         accumulate: micro-batches of a batch, a divisor of its rows.
         non_finite: "stop", "skip" or "rewind" (see `Training`).
+        non_finite_limit: steps in a row that "skip" allows.
 
     Returns:
         `step(state, batch) -> (state, metrics)`. Metrics are scalars: loss_nats, bits_per_byte, gradient_norm (before
@@ -94,7 +96,7 @@ def make_step(
         learning_rate, tokens (sum of weights), non_finite (steps in a row up to this one), skipped_steps, rewinds,
         loss_scale, loss/NAME for each auxiliary loss; and layer/NAME, [L], for what layers report.
     """
-    transformation = optimizer.transformation(total_steps)
+    transformation, allowed = optimizer.transformation(total_steps), non_finite_limit if non_finite == "skip" else 0
     gradients_of = make_gradients(graph, seed=seed, accumulate=accumulate)
 
     def applied(state: TrainState, gradients: Any, summed: Summed) -> TrainState:
@@ -116,7 +118,7 @@ def make_step(
         gradients, summed = gradients_of(state, batch, padded)
         norm = optax.tree.norm(gradients)
         loss = summed.nats + sum(summed.losses.values())
-        sound, counted = _verdict(state, loss, norm, skips=non_finite == "skip")
+        sound, counted = _verdict(state, loss, norm, allowed=allowed)
         # Not a choice between old and new values, which would hold both in memory.
         new = jax.lax.cond(sound, applied, lambda state, *_: state, state, gradients, summed)
         new = dataclasses.replace(new, **counted)
@@ -142,14 +144,13 @@ def make_step(
     return Step(update)
 
 
-def _verdict(state: TrainState, loss: Array, norm: Array, *, skips: bool) -> tuple[Array, dict[str, Any]]:
+def _verdict(state: TrainState, loss: Array, norm: Array, *, allowed: int) -> tuple[Array, dict[str, Any]]:
     """Whether the update is applied, and the new values of the state's counters: step, scale and faults."""
     faults = state.faults
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     overflowed = jnp.zeros((), bool) if state.scale is None else state.scale.overflowed(loss, norm)
-    halted = jnp.zeros((), bool) if skips else faults.in_a_row > 0
-    failed = ~finite & ~overflowed
-    sound, passed = finite & ~halted, (failed & skips) | (overflowed & ~halted)
+    halted, failed = faults.in_a_row > allowed, ~finite & ~overflowed
+    sound, passed = finite & ~halted, ~halted & (overflowed | (failed & (faults.in_a_row < allowed)))
     counts = Faults(
         skipped=faults.skipped + passed,
         in_a_row=jnp.where(failed | halted, faults.in_a_row + 1, jnp.where(finite, 0, faults.in_a_row)),

@@ -190,6 +190,12 @@ def test_a_workdir_of_another_configuration(trained, refused):
     refused(["train", "tiny.gin", *flags], "runs/tiny holds a run of another configuration", *changes)
 
 
+def test_a_recorded_configuration_that_is_no_text(trained, refused):
+    (trained / "config.gin").write_bytes(b"Adam.b1 = 0.9\n\xff\n")
+    refused(["config", "tiny.gin", "--diff", "runs/tiny"], "configuration:2 cannot be read")
+    refused(["train", "tiny.gin"], "configuration:2 cannot be read")
+
+
 @pytest.mark.parametrize("steps", ["5", "0", "-1"])
 def test_steps_that_the_run_does_not_have(trained, refused, steps):
     refused(["train", "tiny.gin", "--steps", steps], f"step {steps}", "steps 1 to 4")
@@ -316,6 +322,14 @@ def test_a_value_without_a_literal_form(refused, value):
 )
 def test_an_evaluation_out_of_range(trained, refused, flags, words):
     refused(["eval", "tiny.gin", *flags.split()], *words)
+
+
+def test_a_score_that_is_not_finite(trained, refused, monkeypatch):
+    def fails(*_, **__):
+        raise FloatingPointError("the model's score of text_file test is nan after 5 tokens")
+
+    monkeypatch.setattr("lra.commands.evaluate", fails)
+    refused(["eval", "tiny.gin"], "is nan after 5 tokens", "--checkpoint")
 
 
 @pytest.mark.parametrize(

@@ -45,15 +45,23 @@ def test_every_start_is_recorded(lra):
     assert [start["step"] for start in record(Path("runs/tiny"))["starts"]] == [0, 1, 3]
 
 
-def test_a_failure_is_recorded_with_its_reason(lra, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ZeroDivisionError("no luck"), "no luck"),
+        (ZeroDivisionError(), "ZeroDivisionError"),
+        (RuntimeError("CpuCallback error\nlra.errors.UserError: too many\nat ..."), "too many"),
+    ],
+)
+def test_a_failure_is_recorded_with_its_reason(lra, monkeypatch, error, reason):
     def fails(*_, **__):
-        raise ZeroDivisionError("no luck")
+        raise error
 
-    monkeypatch.setattr("lra.training.loop.evaluate", fails)
-    with pytest.raises(ZeroDivisionError):
+    monkeypatch.setattr("lra.training.loop.Clock", fails)
+    with contextlib.suppress(ZeroDivisionError):
         lra("train", "tiny.gin")
     found = record(Path("runs/tiny"))
-    assert (found["status"], found["reason"]) == ("failed", "no luck")
+    assert (found["status"], found["reason"]) == ("failed", reason)
 
 
 def test_the_commit_is_of_the_source_alone(monkeypatch, tmp_path):
@@ -113,6 +121,30 @@ def test_runs_are_listed_with_scores_and_status(trained, lra):
     assert (found["runs/bare"]["status"], found["runs/bare"]["step"]) == ("unknown", 7)
     assert json.loads(lra("runs", "runs/tiny", "--json").out)[0]["status"] == "finished"
     assert all(word in table for word in (*found, "2 of 4", "stopped", "running", f"{min(scores):.4f}"))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        "{",
+        "[]",
+        '{"starts": {"a": 1}}',
+        '{"starts": [3]}',
+        '{"starts": [{"config": 1}]}',
+        '{"status": 5}',
+        '{"steps": "x"}',
+    ],
+)
+def test_a_record_that_was_written_over_costs_its_own_columns_only(lra, record):
+    run = Path("runs/broken")
+    run.mkdir(parents=True)
+    (run / "config.gin").touch()
+    (run / "record.json").write_text(record, encoding="utf-8")
+    line = '{"step": 2, "split": "valid", "bits_per_byte": %s}\n'
+    (run / "metrics.jsonl").write_text("".join(line % value for value in ('"x"', "NaN", "2.5")), encoding="utf-8")
+    (found,) = json.loads(lra("runs", "--json").out)
+    assert (found["status"], found["step"], found["best"], found["last"]) == ("unknown", 2, 2.5, 2.5)
+    assert lra("runs").status == 0
 
 
 def test_listing_never_keeps_a_run_from_starting(trained, lra):

@@ -145,6 +145,18 @@ def test_best_alone_counts_what_is_there(tmp_path):
         assert checkpoints.best == 1
 
 
+def test_a_best_that_cannot_be_told_is_named(tmp_path):
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        for step, score in ((1, 1.5), (2, 0.5), (3, 2.5)):
+            checkpoints.save(step, {"x": jnp.ones(2)}, data={}, config_text="", score=score)
+    (tmp_path / "2" / "meta" / "metadata").write_text("{}")
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(UserError, match=r"/2 is damaged at meta/metadata: put "):
+        _ = checkpoints.best
+    with Checkpoints(tmp_path, keep=3, keep_best=1) as checkpoints:  # a run goes on without it
+        assert checkpoints.best == 1
+        assert checkpoints.would_be_best(1.0)
+
+
 class Dying:
     def __init__(self, error):
         self.error = error

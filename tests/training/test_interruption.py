@@ -1,5 +1,6 @@
 """Signals, kills at any moment, a full disk, two processes on one folder."""
 
+import errno
 import json
 import os
 import random
@@ -261,3 +262,18 @@ def test_two_runs_that_begin_together_do_not_mix(tiny, run, tmp_path):
         folder.claim(tmp_path / "run", "a = 2", tiny.difference),
     ):
         pass
+
+
+def test_a_disk_without_locks_is_said(tiny, tmp_path, monkeypatch):
+    from lra.training import folder
+
+    def fails(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(folder.fcntl, "flock", fails)
+    with (
+        pytest.raises(UserError, match=r"cannot write to .*/run/lock \(No locks available\): .* --workdir"),
+        folder.claim(tmp_path / "run", "a = 1", tiny.difference),
+    ):
+        pass
+    assert not folder.in_use(tmp_path / "run")

@@ -12,7 +12,7 @@ from rich.console import Console
 from lra.data import Windows
 from lra.errors import UserError
 from lra.models import LearnedPositions
-from lra.training import Checkpoints, Constant, Training, load_model
+from lra.training import Checkpoints, Constant, Training, load_model, loop
 
 
 @pytest.fixture
@@ -97,6 +97,24 @@ def test_the_best_is_saved_whenever_it_is_found(small, run, tmp_path):
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["2", "4"]
     for which, step in (("best", 2), ("newest", 4), ("2", 2)):
         assert load_model(experiment, tmp_path / "run", checkpoint=which)[1] == step
+
+
+def test_a_score_that_is_not_finite_is_said_and_never_best(small, run, tmp_path, monkeypatch, capsys):
+    former, calls = loop.evaluate, []
+
+    def scores(*arguments, **options):
+        calls.append(1)
+        if len(calls) == 2:
+            raise FloatingPointError("the model's score of a valid is nan after 5 tokens")
+        return former(*arguments, **options)
+
+    monkeypatch.setattr(loop, "evaluate", scores)
+    training = {"steps": 3, "evaluate_every": 1, "keep_checkpoints": 1, "keep_best": 3}
+    run(small(training=training), console=Console(stderr=True))
+    assert "step 2  the model's score of a valid is nan after 5 tokens\n" in capsys.readouterr().err
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["bits_per_byte"] is None for line in lines if line["split"] == "valid"] == [False, True, False]
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["1", "3"]
 
 
 def test_a_damaged_checkpoint_costs_the_steps_after_the_one_before(small, run, tmp_path, capsys):

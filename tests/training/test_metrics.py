@@ -32,9 +32,10 @@ def test_lines_after_the_restored_step_are_dropped_and_a_torn_one(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_foreign_line_is_named(tmp_path):
+@pytest.mark.parametrize("line", [b"notes", b"[1]", b'{"loss": 1}', b'{"step": "x"}', b'{"st\xffp": 1}'])
+def test_a_foreign_line_is_named(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\nnotes\n{"step": 2}\n')
+    path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n')
     with pytest.raises(UserError, match="line 2 of"):
         MetricsFile(path, 2)
 

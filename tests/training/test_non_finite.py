@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from rich.console import Console
 
 from lra.data import Streams
 from lra.errors import UserError
 from lra.models import FeedForward
 from lra.models.parameters import named
-from lra.training import Checkpoints, Linear, make_step, non_finite
+from lra.training import Checkpoints, Linear, loop, make_step, non_finite
 from lra.training.clock import MACHINE
 
 ROWS, SEGMENT = 3, 8
@@ -31,6 +32,10 @@ class Poisoned(Streams):
             return {**row, "weights": row["weights"] * np.float32(factor)}
 
         return super()._dataset(*args).map_with_index(poison)
+
+
+class Poisoned5(Poisoned):
+    bad = (5,)
 
 
 class Poisoned345(Poisoned):
@@ -56,7 +61,7 @@ def by_hand(experiment):
     batches = data.batches(corpus.tokens("train"), start=corpus.vocabulary.start, seed=0, prefetch=0)
     step = make_step(
         experiment.graph, experiment.optimizer, total_steps=6, seed=0, bytes_per_token=1.0,
-        non_finite=experiment.training.non_finite,
+        non_finite=experiment.training.non_finite, non_finite_limit=experiment.training.non_finite_limit,
     )  # fmt: skip
     return step, experiment.initial()[1], [next(batches) for _ in range(10)]
 
@@ -128,6 +133,17 @@ def test_skips_in_a_row_are_bounded(make, run):
         run(make(Poisoned345, non_finite="skip", non_finite_limit=2), run.args[2].parent / "other")
 
 
+def test_the_skip_that_is_too_many_is_done_again_from_its_own_state(make):
+    step, state, batches = by_hand(make(Poisoned345, non_finite="skip", non_finite_limit=2))
+    for batch in batches[:4]:
+        state, _ = step(state, batch)
+    before = copied(state)
+    for batch in batches[4:6]:  # the third in a row, and the finite one that is dispatched before the host knows
+        state, metrics = step(state, batch)
+        same(state, before, but=("faults",))
+    assert (int(metrics["non_finite"]), int(state.step), int(state.faults.skipped)) == (4, 4, 2)
+
+
 def test_rewind_goes_on_with_the_data_behind(make, run, tmp_path):
     experiment = make(non_finite="rewind")
     run(experiment)
@@ -167,6 +183,24 @@ def test_rewind_without_a_checkpoint_starts_again(make, run, tmp_path):
     run(experiment)
     final, position = saved(experiment, tmp_path / "run")
     assert (int(final.step), int(final.faults.rewinds), position["next_index"]) == (6, 1, 9)
+
+
+def test_a_rewind_names_the_damaged_checkpoint_that_it_passes_over(make, run, tmp_path, monkeypatch, capsys):
+    """Damaged while the run goes on."""
+    former = loop._Run.rewind
+
+    def rewind(self, fault):
+        self._checkpoints.wait()
+        (tmp_path / "run" / "checkpoints" / "4" / "digests.json").write_text("{}")
+        return former(self, fault)
+
+    monkeypatch.setattr(loop._Run, "rewind", rewind)
+    run(make(Poisoned5, non_finite="rewind"), console=Console(stderr=True, width=400))
+    said = capsys.readouterr().err
+    assert "checkpoints/4 is damaged at digests.json: going on with step 2\n" in said
+    assert "loss_nats is inf at step 5: going on from step 2 with the data behind step 5\n" in said
+    assert [line["step"] for line in lines(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["4", "4.damaged", "6"]
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -85,6 +86,21 @@ def test_layers_have_a_curve_each_and_what_is_no_number_has_none(tmp_path):
     }  # fmt: skip
 
 
+def test_a_full_disk_is_said_and_not_waited_for(tmp_path):
+    code = (
+        "import resource, sys; from pathlib import Path; from lra.training.tensorboard import TensorBoard\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        "with TensorBoard(Path(sys.argv[1]), 0) as board:\n"
+        "    for step in range(400):\n"
+        "        board.write({'step': step, 'split': 'train', 'x': 1.0})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "x"], capture_output=True, text=True, timeout=60)
+    assert f"UserError: cannot write to {tmp_path / 'x'} (File too large): make room" in done.stderr
+    (tmp_path / "y").touch()
+    with pytest.raises(UserError, match=r"cannot write to .*/y \(File exists\)"):
+        TensorBoard(tmp_path / "y", 0)
+
+
 def test_without_the_option_tensorboard_is_not_even_imported(tiny):
     code = "import lra.training, sys; print('tensorboardX' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -132,6 +148,9 @@ def test_the_report_is_shown_and_kept_before_the_first_step(small, run, tmp_path
     assert line["temporary_bytes"] > 0
     run(small())
     assert len(lines(tmp_path / "run", "memory")) == 1
+    shutil.rmtree(tmp_path / "run" / "checkpoints")  # as if killed before the first one
+    run(small())
+    assert [line["step"] for line in lines(tmp_path / "run", "memory", "train")] == [0, 1, 2, 3, 4]
 
 
 def test_a_report_where_the_backend_is_silent_or_says_all():
