@@ -139,7 +139,7 @@ def _attend(
     queries = Entries(jnp.asarray(q_position), seen.q_valid, seen.q_segment)
     grid = arrange.tiles(
         q, k, v, queries, Entries(position, whole, segment),
-        pairs=lambda i, j: not causal or int(last[j.start : j.stop].min()) <= size - length + i[-1],
+        pairs=lambda i, j: not causal or int(last[j[0]]) <= size - length + i[-1],
     )  # fmt: skip
     part = core.attend(
         grid, rule=FullRule(causal), scale=default_scale(scale, q.shape[-1]), terms=terms, dropout=dropout, key=key,
