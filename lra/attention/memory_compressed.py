@@ -284,7 +284,7 @@ class MemoryCompressed(Pattern):
             return Attended(out)
         if inputs is None:
             raise ValueError("MemoryCompressed.convolve = 'inputs' needs the layer's inputs: call it through Attention")
-        x = inputs.keys[:, :, None]
+        x = inputs.keys[:, :, None].astype(q.dtype)  # what the layer's projections compute in
         row = anchor(q, x, x, visibility or Visibility(), period=self.rate)
         summaries = _summarise(
             row.visibility, row.k[:, :, 0], convolution=self._convolutions()[0], rate=self.rate, empty=self.empty,

@@ -347,8 +347,9 @@ class WindowGlobal(Pattern):
                     "WindowGlobal.own_projections needs the layer's inputs: call it through Attention, or set "
                     "WindowGlobal.own_projections = False"
                 )
-            asking = take(inputs.queries, jnp.clip(index - (size - length), 0, length - 1))
-            own = self._project(0, asking), self._project(1, inputs.keys), self._project(2, inputs.keys)
+            asking = take(inputs.queries, jnp.clip(index - (size - length), 0, length - 1)).astype(q.dtype)
+            read = inputs.keys.astype(q.dtype)  # what the layer's projections compute in
+            own = self._project(0, asking), self._project(1, read), self._project(2, read)
         out = _attend(
             q, k, v, flags, index, own, visibility, terms, key, rule=self.window, read_through=self.read_through,
             causal=self.causal, scale=None, dropout=self.dropout_rate(train), precision="highest",
