@@ -93,7 +93,8 @@ class Globals:
         """Booleans [B or 1, S]."""
         if self.positions and max(self.positions) >= keys:
             raise ValueError(
-                f"global_positions {self.positions} need a row of at least {max(self.positions) + 1} tokens, got {keys}"
+                f"global_positions {self.positions} need a row of at least {max(self.positions) + 1} tokens, got {keys}: "
+                "lower them or lengthen the row"
             )
         place = visibility.places(queries, keys)[1]
         flags = jnp.isin(jnp.asarray(place), jnp.asarray(self.positions, jnp.int32))
@@ -110,8 +111,13 @@ class Globals:
         find = functools.partial(jnp.nonzero, size=self.most, fill_value=flags.shape[1])
         return jax.vmap(lambda row: find(row)[0])(flags).astype(jnp.int32)
 
-    def refuse_more(self, flags: Array) -> None:
-        """Raises where a row has more globals than G: at once or, under jit, when the values are there."""
+    def refuse_more(self, flags: Array, visibility: Visibility) -> None:
+        """Raises where a row has more globals than G: at once or, under jit, when the values are there.
+
+        Positions alone are never more, and need no call from compiled code, which the cache on disk would not keep.
+        """
+        if not self.tokens and visibility.k_global is None:
+            return
         count = flags.sum(1).max()
         if isinstance(count, jax.core.Tracer):
             jax.debug.callback(self._refuse, count)
@@ -184,7 +190,7 @@ def window_global(
     visibility = visibility or Visibility()
     length, size = lengths(q, k, visibility)
     flags = chosen.flags(length, size, visibility)
-    chosen.refuse_more(flags)
+    chosen.refuse_more(flags, visibility)
     index = chosen.choose(flags)
     if own is not None:
         own = take(own[0], jnp.clip(index - (size - length), 0, length - 1)), own[1], own[2]
@@ -297,7 +303,7 @@ class WindowGlobal(Pattern):
 
     def labels(self, queries: int, keys: int, visibility: Visibility, key: Array | None = None) -> Labels:
         flags = self.chosen.flags(queries, keys, visibility)
-        self.chosen.refuse_more(flags)
+        self.chosen.refuse_more(flags, visibility)
         return {"global": flags[:, keys - queries :]}, {"global": flags}
 
     @classmethod
@@ -339,7 +345,7 @@ class WindowGlobal(Pattern):
         visibility = visibility or Visibility()
         length, size = lengths(q, k, visibility)
         flags = self.chosen.flags(length, size, visibility)
-        self.chosen.refuse_more(flags)
+        self.chosen.refuse_more(flags, visibility)
         index, own = self.chosen.choose(flags), None
         if self.own_projections:
             if inputs is None or not hasattr(self, "kernels"):
