@@ -93,14 +93,17 @@ class Globals:
         """Booleans [B or 1, S]."""
         if self.positions and max(self.positions) >= keys:
             raise ValueError(
-                f"global_positions {self.positions} need a row of at least {max(self.positions) + 1} tokens, got {keys}: "
-                "lower them or lengthen the row"
+                f"global_positions {self.positions} need a row of at least {max(self.positions) + 1} tokens, got "
+                f"{keys}: lower them or lengthen the row"
             )
         place = visibility.places(queries, keys)[1]
         flags = jnp.isin(jnp.asarray(place), jnp.asarray(self.positions, jnp.int32))
         if self.tokens:
             if visibility.k_token is None:
-                raise ValueError("global_tokens need token ids: give visibility.k_token, or call it through a model")
+                raise ValueError(
+                    "global_tokens need token ids: give visibility.k_token, call it through a model, or name "
+                    "global_positions instead where there is no text, as in a drawing or a count"
+                )
             flags = flags | jnp.isin(visibility.k_token, jnp.asarray(self.tokens, visibility.k_token.dtype))
         if visibility.k_global is not None:
             flags = flags | visibility.k_global
