@@ -1,4 +1,4 @@
-"""Fixed attention (Child et al. 2019, arXiv:1904.10509, section 4.2). O(T (l + c T / l)) time, O(T) memory."""
+"""Fixed attention (Child et al. 2019, arXiv:1904.10509, section 4.3). O(T (l + c T / l)) time, O(T) memory."""
 
 from __future__ import annotations
 
