@@ -261,6 +261,9 @@ def _taken(entries: Entries, index: Array, there: Array) -> Entries:
 class WindowGlobal(Pattern):
     """See `window_global`; `window`, `window_right`, `dilation` and `max_globals` may be tuples with one entry a layer.
 
+    With memory before the segment, `global_positions` count from the oldest token remembered, so that they move on when
+    memory drops some; remembered tokens have no ids, so that none is global by `global_tokens`.
+
     Args:
         window: keys up to and including the query's own. window_right: keys after it. dilation: step in tokens.
         global_positions: numbers of tokens in their row. global_tokens: token ids. max_globals: room for globals a row.
