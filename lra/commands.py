@@ -207,7 +207,11 @@ def cost_command(options: argparse.Namespace) -> None:
     experiment, _ = _build(options)
     state = experiment.abstract_state
     length = experiment.data.segment if options.length is None else options.length
-    counted = cost(experiment.model(state), length=length, batch=experiment.data.batch_size, optimizer=state.optimizer)
+    batch = experiment.data.batch_size
+    try:
+        counted = cost(experiment.model(state), length=length, batch=batch, optimizer=state.optimizer)
+    except ValueError as error:  # what a pattern can say only when it knows the length, or needs the text for
+        raise UserError(str(error)) from error
     if options.json:
         _print_json(counted.as_dict())
         return

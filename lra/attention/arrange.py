@@ -153,9 +153,8 @@ def blocks(
         low, high = max(offset, start + i * tile), min(keys, start + (i + 1) * tile) - 1
         lowest, highest = (low // size - before) * size, (high // size + 1 + after) * size - 1
         highest = high if causal else highest
-        for j in range(blocks_k.count):
-            if oldest + j * tile <= highest and oldest + (j + 1) * tile > lowest:
-                pairs.append((i, j))
+        last = min(blocks_k.count - 1, (highest - oldest) // tile)
+        pairs += [(i, j) for j in range(max(0, (lowest - oldest) // tile), last + 1)]
     index = np.arange(keys, dtype=np.int32)[None]
     labels: Labels = ({"place": index[:, offset:]}, {"place": index})
     return _grid(q, k, v, visibility, labels, blocks_q, blocks_k, oldest, tuple(pairs))
@@ -185,11 +184,9 @@ def tiles(
         high = min(k.shape[1], bound * bound // wide)
         tile = min(q.shape[1], bound * bound // high), high
     blocks_q, blocks_k = _Blocks.from_start(0, q.shape[1], tile[0]), _Blocks.from_start(0, k.shape[1], tile[1])
+    rows, columns = ([each.indices(n) for n in range(each.count)] for each in (blocks_q, blocks_k))
     met = [
-        (i, j)
-        for i in range(blocks_q.count)
-        for j in range(blocks_k.count)
-        if pairs is None or pairs(blocks_q.indices(i), blocks_k.indices(j))
+        (i, j) for i, row in enumerate(rows) for j, column in enumerate(columns) if pairs is None or pairs(row, column)
     ]
     q, k, v = harmless(q, queries.valid), harmless(k, keys.valid), harmless(v, keys.valid)
     layout = Layout(pairs=tuple(met), step=1, consecutive=False, front=0, length=q.shape[1])

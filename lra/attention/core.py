@@ -29,6 +29,9 @@ Terms = tuple[Term, ...]
 SCORE_BYTES = {"cpu": 1 << 21, "gpu": 1 << 28, "tpu": 1 << 26}
 """Budget of the scores alive at once, by platform: as many pairs of blocks a step as fit."""
 
+SCOPE = "block_softmax"
+"""Name of what `attend` runs, in traces."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +112,8 @@ def attend(
         raise ValueError(f"dropout={dropout} needs a random key: pass key=jax.random.key(seed)")
     narrow = jnp.finfo(grid.q.dtype).bits < 32  # a float32 product at the default precision holds more than such inputs
     spec = _Spec(rule, grid.layout, scale, dropout, "default" if narrow else precision)
-    out, logsumexp = _online(spec, grid.q, grid.k, grid.v, terms, grid.queries, grid.keys, key if dropout else None)
+    with jax.named_scope(SCOPE):
+        out, logsumexp = _online(spec, grid.q, grid.k, grid.v, terms, grid.queries, grid.keys, key if dropout else None)
     return Partial(grid.restore(out), grid.restore(logsumexp))
 
 

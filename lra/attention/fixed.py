@@ -1,4 +1,4 @@
-"""Fixed attention (Child et al. 2019, arXiv:1904.10509, section 4.2). O(T (l + c T / l)) time, O(T) memory."""
+"""Fixed attention (Child et al. 2019, arXiv:1904.10509, section 4.3). O(T (l + c T / l)) time, O(T) memory."""
 
 from __future__ import annotations
 
@@ -139,8 +139,10 @@ def _columns(row: Anchored, block: int, summary: int, groups: int, causal: bool)
     segment = None if seen.k_segment is None else take(seen.k_segment)
     keys = Entries(take(jnp.asarray(positions[1])), take(jnp.asarray(valid)), segment, {"place": index[None]})
 
+    first = index.min(1)  # rises
+
     def meet(i: range, j: range) -> bool:
-        return not causal or int(index[j].min()) <= offset + i[-1]
+        return not causal or int(first[j[0]]) <= offset + i[-1]
 
     return arrange.tiles(row.q, take(row.k), take(row.v), queries, keys, pairs=meet)
 

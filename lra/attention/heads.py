@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lra.attention.arrange import Labels
+from lra.attention.arrange import Entries, Labels
 from lra.attention.core import Rule, Terms
 from lra.attention.full import Full
 from lra.attention.pattern import Attended, Inputs, Pattern, Projection, Promise, Site
@@ -88,6 +88,17 @@ class Heads(Pattern):
             for side, labels in zip(both, group.labels(queries, keys, visibility, _key(key, g)), strict=True):
                 side.update({f"{g}.{name}": x for name, x in labels.items()})
         return both
+
+    def entries(
+        self, queries: int, keys: int, visibility: Visibility, key: Array | None = None
+    ) -> tuple[Entries, Entries]:
+        for part in self.parts:
+            if type(part).summarise is not Pattern.summarise:
+                raise ValueError(
+                    f"the heads of {type(part).__name__} read entries of their own in place of keys, so that no grid "
+                    "holds all heads: ask each of Heads.parts, or draw by `dense.reads`"
+                )
+        return super().entries(queries, keys, visibility, key)
 
     @property
     def parts(self) -> tuple[Pattern, ...]:

@@ -139,7 +139,7 @@ def _attend(
     queries = Entries(jnp.asarray(q_position), seen.q_valid, seen.q_segment)
     grid = arrange.tiles(
         q, k, v, queries, Entries(position, whole, segment),
-        pairs=lambda i, j: not causal or int(last[j.start : j.stop].min()) <= size - length + i[-1],
+        pairs=lambda i, j: not causal or int(last[j[0]]) <= size - length + i[-1],
     )  # fmt: skip
     part = core.attend(
         grid, rule=FullRule(causal), scale=default_scale(scale, q.shape[-1]), terms=terms, dropout=dropout, key=key,
@@ -284,7 +284,7 @@ class MemoryCompressed(Pattern):
             return Attended(out)
         if inputs is None:
             raise ValueError("MemoryCompressed.convolve = 'inputs' needs the layer's inputs: call it through Attention")
-        x = inputs.keys[:, :, None]
+        x = inputs.keys[:, :, None].astype(q.dtype)  # what the layer's projections compute in
         row = anchor(q, x, x, visibility or Visibility(), period=self.rate)
         summaries = _summarise(
             row.visibility, row.k[:, :, 0], convolution=self._convolutions()[0], rate=self.rate, empty=self.empty,

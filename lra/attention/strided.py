@@ -1,4 +1,4 @@
-"""Strided attention (Child et al. 2019, arXiv:1904.10509, section 4.2). O(T (l + T / l)) time, O(T) memory."""
+"""Strided attention (Child et al. 2019, arXiv:1904.10509, section 4.3). O(T (l + T / l)) time, O(T) memory."""
 
 from __future__ import annotations
 

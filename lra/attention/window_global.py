@@ -93,13 +93,17 @@ class Globals:
         """Booleans [B or 1, S]."""
         if self.positions and max(self.positions) >= keys:
             raise ValueError(
-                f"global_positions {self.positions} need a row of at least {max(self.positions) + 1} tokens, got {keys}"
+                f"global_positions {self.positions} need a row of at least {max(self.positions) + 1} tokens, got "
+                f"{keys}: lower them or lengthen the row"
             )
         place = visibility.places(queries, keys)[1]
         flags = jnp.isin(jnp.asarray(place), jnp.asarray(self.positions, jnp.int32))
         if self.tokens:
             if visibility.k_token is None:
-                raise ValueError("global_tokens need token ids: give visibility.k_token, or call it through a model")
+                raise ValueError(
+                    "global_tokens need token ids: give visibility.k_token, call it through a model, or name "
+                    "global_positions instead where there is no text, as in a drawing or a count"
+                )
             flags = flags | jnp.isin(visibility.k_token, jnp.asarray(self.tokens, visibility.k_token.dtype))
         if visibility.k_global is not None:
             flags = flags | visibility.k_global
@@ -110,8 +114,13 @@ class Globals:
         find = functools.partial(jnp.nonzero, size=self.most, fill_value=flags.shape[1])
         return jax.vmap(lambda row: find(row)[0])(flags).astype(jnp.int32)
 
-    def refuse_more(self, flags: Array) -> None:
-        """Raises where a row has more globals than G: at once or, under jit, when the values are there."""
+    def refuse_more(self, flags: Array, visibility: Visibility) -> None:
+        """Raises where a row has more globals than G: at once or, under jit, when the values are there.
+
+        Positions alone are never more, and need no call from compiled code, which the cache on disk would not keep.
+        """
+        if not self.tokens and visibility.k_global is None:
+            return
         count = flags.sum(1).max()
         if isinstance(count, jax.core.Tracer):
             jax.debug.callback(self._refuse, count)
@@ -184,7 +193,7 @@ def window_global(
     visibility = visibility or Visibility()
     length, size = lengths(q, k, visibility)
     flags = chosen.flags(length, size, visibility)
-    chosen.refuse_more(flags)
+    chosen.refuse_more(flags, visibility)
     index = chosen.choose(flags)
     if own is not None:
         own = take(own[0], jnp.clip(index - (size - length), 0, length - 1)), own[1], own[2]
@@ -252,6 +261,9 @@ def _taken(entries: Entries, index: Array, there: Array) -> Entries:
 class WindowGlobal(Pattern):
     """See `window_global`; `window`, `window_right`, `dilation` and `max_globals` may be tuples with one entry a layer.
 
+    With memory before the segment, `global_positions` count from the oldest token remembered, so that they move on when
+    memory drops some; remembered tokens have no ids, so that none is global by `global_tokens`.
+
     Args:
         window: keys up to and including the query's own. window_right: keys after it. dilation: step in tokens.
         global_positions: numbers of tokens in their row. global_tokens: token ids. max_globals: room for globals a row.
@@ -297,7 +309,7 @@ class WindowGlobal(Pattern):
 
     def labels(self, queries: int, keys: int, visibility: Visibility, key: Array | None = None) -> Labels:
         flags = self.chosen.flags(queries, keys, visibility)
-        self.chosen.refuse_more(flags)
+        self.chosen.refuse_more(flags, visibility)
         return {"global": flags[:, keys - queries :]}, {"global": flags}
 
     @classmethod
@@ -339,7 +351,7 @@ class WindowGlobal(Pattern):
         visibility = visibility or Visibility()
         length, size = lengths(q, k, visibility)
         flags = self.chosen.flags(length, size, visibility)
-        self.chosen.refuse_more(flags)
+        self.chosen.refuse_more(flags, visibility)
         index, own = self.chosen.choose(flags), None
         if self.own_projections:
             if inputs is None or not hasattr(self, "kernels"):
@@ -347,8 +359,9 @@ class WindowGlobal(Pattern):
                     "WindowGlobal.own_projections needs the layer's inputs: call it through Attention, or set "
                     "WindowGlobal.own_projections = False"
                 )
-            asking = take(inputs.queries, jnp.clip(index - (size - length), 0, length - 1))
-            own = self._project(0, asking), self._project(1, inputs.keys), self._project(2, inputs.keys)
+            asking = take(inputs.queries, jnp.clip(index - (size - length), 0, length - 1)).astype(q.dtype)
+            read = inputs.keys.astype(q.dtype)  # what the layer's projections compute in
+            own = self._project(0, asking), self._project(1, read), self._project(2, read)
         out = _attend(
             q, k, v, flags, index, own, visibility, terms, key, rule=self.window, read_through=self.read_through,
             causal=self.causal, scale=None, dropout=self.dropout_rate(train), precision="highest",

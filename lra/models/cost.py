@@ -1,7 +1,7 @@
 """What a model costs: floating-point operations a token by part, and bytes by what they hold.
 
 Nothing here knows a pattern. Scores are counted from its rule; operations and activations from the trace of the model
-itself, a part being the difference that its removal makes.
+itself, a part being the difference that its removal makes, and attention what the core runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from rich.table import Table
 
-from lra.attention import dense
+from lra.attention import core, dense
 from lra.attention.pattern import Attended, Buffer, Promise
 from lra.attention.visibility import Array
 from lra.errors import UserError
@@ -29,6 +29,8 @@ LONGEST = 1 << 16
 SCORE = 4
 """Bytes of a stored score, float32."""
 ATTENTION = "attention (scores and weighted sum)"
+PROJECTIONS = "projections (q, k, v, output)"
+"""Those of the attention layer, and what a pattern projects or convolves by itself."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +128,8 @@ class Cost:
             "part", "by rule", "multiply-adds", "as run", "multiply-adds",
             title=title, title_justify="left", caption_justify="left",
             caption="matrix products and convolutions; a multiplication and an addition are two operations, or one "
-            "multiply-add; by rule: of the pairs that patterns allow; as run: masked and recomputed ones too",
+            "multiply-add; by rule: of the pairs that patterns allow; as run: masked and recomputed ones too; "
+            "projections: those of patterns, and their convolutions, too",
         )  # fmt: skip
         rows: dict[str, tuple[float | None, float]] = {n: (self.by_rule[n], self.as_run[n]) for n in self.as_run}
         rows["forward"] = sum(self.by_rule.values()), sum(self.as_run.values())
@@ -174,12 +177,12 @@ def cost(model: Decoder, *, length: int, batch: int, optimizer: Any = ()) -> Cos
             f"the length is {length}, but the cost of this model is known for 1 to {limit} tokens: change it"
         )
     program = _Program(model, length)
-    total = program.flops(_nothing)
-    layers = tuple(_layer(program, r, total) for r in range(len(model.stack.layers)))
+    total, scored = program.flops(_nothing), program.flops(_nothing, core.SCOPE)
+    layers = tuple(_layer(program, r, scored) for r in range(len(model.stack.layers)))
     attention = sum(len(each.layers) * each.flops for each in layers)
     as_run = {
         ATTENTION: attention,
-        "projections (q, k, v, output)": total - attention - program.flops(_no_attention),
+        PROJECTIONS: total - attention - program.flops(_no_attention),
         "feed-forward": total - program.flops(_no_feed_forward),
         "output head": total - program.flops(_no_head),
     }
@@ -235,13 +238,13 @@ class _Program:
 
         return run
 
-    def flops(self, change: Callable[[Decoder], None]) -> int:
-        """Operations of one row after a change."""
-        return flops(self.run(change), *self.state, self.inputs(1))
+    def flops(self, change: Callable[[Decoder], None], scope: str | None = None) -> int:
+        """Operations of one row after a change, in that scope."""
+        return flops(self.run(change), *self.state, self.inputs(1), scope=scope)
 
 
-def _layer(program: _Program, r: int, total: int) -> LayerCost:
-    """The cost of a layer of stack r; `total` are the operations of the whole model."""
+def _layer(program: _Program, r: int, scored: int) -> LayerCost:
+    """The cost of a layer of stack r; `scored` are the whole model's operations of scores and weighted sums."""
 
     def first(state: Any) -> tuple[Layer, Any]:
         model = program.model(*state)
@@ -275,7 +278,7 @@ def _layer(program: _Program, r: int, total: int) -> LayerCost:
         scores=scores,
         square=attention.num_heads * length * (length + slots),
         growth=math.log2(of_twice / scores) if scores else 0.0,
-        flops=(total - program.flops(lambda model: _no_pattern(model, r))) // len(layers),
+        flops=(scored - program.flops(lambda model: _no_pattern(model, r), core.SCOPE)) // len(layers),
         activations=kept(run, program.state, (x, program.inputs(1)[1])),
     )
 

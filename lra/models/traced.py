@@ -12,18 +12,19 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from lra.attention.visibility import Array
 
 
-def flops(function: Callable[..., Any], *args: Any) -> int:
+def flops(function: Callable[..., Any], *args: Any, scope: str | None = None) -> int:
     """Floating-point operations of the matrix products and convolutions, a multiplication and an addition being two.
 
     Loops count each turn, recomputation and masked entries included; elementwise work is not counted, as in papers.
 
     Args:
         function: of arrays. args: arrays, or `jax.ShapeDtypeStruct`s; nothing is computed.
+        scope: counts only what is traced inside `jax.named_scope(scope)`; None for everything.
 
     Raises:
         ValueError: products in a loop whose number of turns is not known.
     """
-    return _flops(jax.make_jaxpr(function)(*args).jaxpr)
+    return _flops(jax.make_jaxpr(function)(*args).jaxpr, scope)
 
 
 def kept(function: Callable[[Any, Any], Array], parameters: Any, inputs: Any) -> int:
@@ -45,12 +46,15 @@ def kept(function: Callable[[Any, Any], Array], parameters: Any, inputs: Any) ->
     return sum(aval.size * aval.dtype.itemsize for aval in found.values())
 
 
-def _flops(jaxpr: Jaxpr) -> int:
+def _flops(jaxpr: Jaxpr, scope: str | None) -> int:
     total = 0
     eqn: Any
     for eqn in jaxpr.eqns:
         name: str = eqn.primitive.name
-        inner = [_flops(each) for each in _inner(eqn)]
+        left_out = scope is not None and scope not in str(eqn.source_info.name_stack)
+        inner = [_flops(each, scope if left_out else None) for each in _inner(eqn)]
+        if left_out and name in ("dot_general", "conv_general_dilated"):
+            continue
         if name == "dot_general":
             (contracted, _), _ = eqn.params["dimension_numbers"]
             left = eqn.invars[0].aval.shape

@@ -11,8 +11,8 @@ import jax
 from lra.errors import UserError
 from lra.models.parameters import named
 
-NO_DECAY = ("bias", "scale")
-"""Last parts of names that never decay: biases, and the scales of norms."""
+NO_DECAY = ("bias", "biases", "scale")
+"""Last words of names that never decay: biases, and the scales of norms."""
 
 
 def decays(parameters: Any) -> Any:
@@ -23,7 +23,8 @@ def decays(parameters: Any) -> Any:
 
     def decay(name: str, x: Any) -> bool:
         stacked = ".layers." in f".{name}"  # a leading axis that counts layers
-        return name.rpartition(".")[2] not in NO_DECAY and x.ndim - stacked >= 2
+        *_, kind = (part for part in name.split(".") if not part.isdigit())  # a list's entries have its name
+        return kind not in NO_DECAY and x.ndim - stacked >= 2
 
     return _by_name(parameters, decay)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lra.attention import Attention, MemoryCompressed, Site, Visibility, dense, memory_compressed
+from lra.attention import Attention, Full, Heads, MemoryCompressed, Site, Visibility, dense, memory_compressed
 from tests.attention import cases, oracle
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -156,3 +156,13 @@ def test_convolving_inputs_needs_them(rng):
     )
     with pytest.raises(ValueError, match="needs the layer's inputs: call it through Attention"):
         pattern(q, k, v)
+
+
+def test_heads_that_read_slots_have_no_grid_in_common_with_others():
+    groups = ((1, functools.partial(MemoryCompressed, rate=3)), (2, Full))
+    pattern = cases.build(Heads, groups=groups)
+    with pytest.raises(ValueError, match=r"MemoryCompressed read entries of their own .*: ask each of Heads\.parts"):
+        dense.visible(pattern, 7, 7)
+    grid = dense.reads(pattern, 7, 7)[0]
+    assert grid[0, 4].nonzero()[0].tolist() == [0, 1, 2]
+    assert grid[1, 4].nonzero()[0].tolist() == [0, 1, 2, 3, 4]

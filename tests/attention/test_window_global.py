@@ -226,9 +226,19 @@ def test_more_globals_than_the_maximum(rng):
         compiled(marked)
 
 
+def test_compiled_code_calls_the_host_only_where_there_may_be_too_many(rng):
+    q, k, v = draw(rng)
+    for marks, calls in ((None, False), (jnp.asarray(MARKS), True)):
+        seen = Visibility.tokens(marked=marks)
+        jaxpr = jax.make_jaxpr(
+            lambda q, seen: window_global(q, k, v, window=3, global_positions=(4,), max_globals=2, visibility=seen)
+        )(q, seen)
+        assert ("debug_callback" in str(jaxpr)) == calls
+
+
 def test_a_position_outside_the_row(rng):
     q, k, v = draw(rng)
-    with pytest.raises(ValueError, match=r"global_positions \(4, 19\) need a row of at least 20 tokens, got 19"):
+    with pytest.raises(ValueError, match=r"global_positions \(4, 19\) need a row of at least 20 tokens, got 19: lower"):
         window_global(q, k, v, window=3, global_positions=(4, 19))
     for positions in ((-1,), (4, 4)):
         with pytest.raises(ValueError, match=r"global_positions needs different numbers of at least 0, got"):

@@ -54,3 +54,18 @@ def test_a_length_that_cannot_be_counted(lra, length):
     assert result.err == (
         f"lra: the length is {length}, but the cost of this model is known for 1 to 65536 tokens: change it\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("bindings", "sentence"),
+    [
+        (["global_positions = (0, 16)"], "need a row of at least 17 tokens, got 16: lower them or lengthen"),
+        (["global_positions = ()", "global_tokens = (10,)", "max_globals = 4"], "global_tokens need token ids: "),
+    ],
+)
+def test_what_a_pattern_cannot_say_without_a_text_is_one_sentence(lra, bindings, sentence):
+    extra = [word for binding in bindings for word in ("--set", f"WindowGlobal.{binding}")]
+    result = lra("cost", "tiny.gin", "--attention", "window_global", *extra)
+    assert (result.status, result.out) == (2, "")
+    assert sentence in result.err
+    assert "Traceback" not in result.err

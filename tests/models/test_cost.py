@@ -12,12 +12,21 @@ import pytest
 from flax import nnx
 from rich.console import Console
 
-from lra.attention import Attention, BlockLocal, Blockwise, Full, Heads, Recurrence, Rotary, SlidingWindow
+from lra.attention import (
+    Attention,
+    BlockLocal,
+    Blockwise,
+    Full,
+    Heads,
+    MemoryCompressed,
+    Recurrence,
+    Rotary,
+    SlidingWindow,
+    WindowGlobal,
+)
 from lra.errors import UserError
 from lra.models import Decoder, FeedForward, LearnedPositions, Softmax, Stack
-from lra.models.cost import ATTENTION, cost
-
-PROJECTIONS = "projections (q, k, v, output)"
+from lra.models.cost import ATTENTION, PROJECTIONS, cost
 
 
 def shapes(**options):
@@ -114,6 +123,20 @@ def test_a_window_is_linear_and_a_square_root_is_neither():
     assert exponent == pytest.approx(1.5, abs=0.02)
     work = [counted.as_run[ATTENTION] * counted.length for counted in counts]
     assert math.log(work[1] / work[0], 4) == pytest.approx(1.5, abs=0.15)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "own"),
+    [
+        (functools.partial(WindowGlobal, window=5, global_positions=(0, 9)), 24 * 24 * (2 + 2 * 64)),
+        (functools.partial(MemoryCompressed, rate=4), 2 * 16 * 4 * 24 * 24),
+    ],
+)
+def test_what_a_pattern_projects_itself_counts_as_projections_by_rule_too(pattern, own):
+    counted = cost(shapes(pattern=pattern), length=64, batch=1)
+    for column in (counted.by_rule, counted.as_run):
+        assert column[PROJECTIONS] * 64 == 2 * 2 * (4 * 64 * 24 * 24 + own)
+    assert counted.by_rule[ATTENTION] <= counted.as_run[ATTENTION]
 
 
 def test_layers_that_differ_have_rows_of_their_own():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lra.attention import Full, Recurrence, Rotary
+from lra.attention import Full, MemoryCompressed, Recurrence, Rotary, WindowGlobal
 from lra.attention.layer import Attention
 from lra.models import Decoder, FeedForward, Stack
 
@@ -86,6 +86,24 @@ def test_what_is_computed_in_what(rng, narrow, norm, options):
     assert seen["rsqrt", "normalization.py"]
     for kinds in [kinds for (name, place), kinds in seen.items() if name == "add" and place == "stack.py"]:
         assert kinds - {()} == {("float32",) * 3}, "the residual stream"
+
+
+@NARROW
+@pytest.mark.parametrize(
+    ("pattern", "place"),
+    [
+        (functools.partial(WindowGlobal, window=3, global_positions=(0, 2)), ("dot_general", "window_global.py")),
+        (
+            functools.partial(MemoryCompressed, rate=2, convolve="inputs"),
+            ("conv_general_dilated", "memory_compressed.py"),
+        ),
+        (functools.partial(MemoryCompressed, rate=2), ("conv_general_dilated", "memory_compressed.py")),
+    ],
+)
+def test_projections_of_patterns_are_as_narrow_as_the_layers(rng, narrow, pattern, place):
+    model = Decoder(**SIZES, pattern=pattern, compute_dtype=narrow, rngs=nnx.Rngs(0))
+    jaxpr = jax.make_jaxpr(lambda *args: model.score(*args).nats)(*rng.integers(0, 17, (2, 2, 8), np.int32)).jaxpr
+    assert {dtypes(eqn) for eqn in equations(jaxpr) if (eqn.primitive.name, source(eqn)) == place} == {(narrow,) * 3}
 
 
 @NARROW

@@ -156,7 +156,7 @@ def test_norms_and_biases_do_not_decay(tiny, update):
 def test_what_decays_goes_by_name_and_then_by_the_axes_in_a_layer():
     shapes = {
         "kernel": (2, 3), "bias": (2, 3), "scale": (2, 3), "slopes": (5,), "gain": (),
-        "layers": [{"kernel": (4, 2, 3), "span": (4, 7), "bias": (4, 2, 3)}],
+        "layers": [{"kernel": (4, 2, 3), "span": (4, 7), "bias": (4, 2, 3), "biases": [(4, 2, 3)]}],
     }  # fmt: skip
     parameters = jax.tree.map(jnp.zeros, shapes, is_leaf=lambda x: isinstance(x, tuple))
     assert {name for name, x in named(decays(parameters)).items() if x} == {"kernel", "layers.0.kernel"}
