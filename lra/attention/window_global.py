@@ -261,8 +261,8 @@ def _taken(entries: Entries, index: Array, there: Array) -> Entries:
 class WindowGlobal(Pattern):
     """See `window_global`; `window`, `window_right`, `dilation` and `max_globals` may be tuples with one entry a layer.
 
-    With memory before the segment, `global_positions` count from the oldest token remembered, so that they move on when
-    memory drops some; remembered tokens have no ids, so that none is global by `global_tokens`.
+    It promises no memory with `global_positions`, which would count from the oldest token that is remembered and move on
+    with it. Remembered tokens have no ids and no marks, so that none of them is global.
 
     Args:
         window: keys up to and including the query's own. window_right: keys after it. dilation: step in tokens.
@@ -301,7 +301,8 @@ class WindowGlobal(Pattern):
 
     @property
     def promise(self) -> Promise:
-        return dataclasses.replace(BORDERED if self.chosen.positions else EVERYTHING, globals=True)
+        by_position = bool(self.chosen.positions)
+        return dataclasses.replace(BORDERED if by_position else EVERYTHING, globals=True, memory=not by_position)
 
     @property
     def rule(self) -> Rule:
