@@ -261,8 +261,8 @@ def _taken(entries: Entries, index: Array, there: Array) -> Entries:
 class WindowGlobal(Pattern):
     """See `window_global`; `window`, `window_right`, `dilation` and `max_globals` may be tuples with one entry a layer.
 
-    It promises no memory with `global_positions`, which would count from the oldest token that is remembered and move on
-    with it. Remembered tokens have no ids and no marks, so that none of them is global.
+    It promises no memory with `global_positions`, which would count from the oldest token that is remembered, and move
+    on with it. Remembered tokens have no ids and no marks, so that none of them is global.
 
     Args:
         window: keys up to and including the query's own. window_right: keys after it. dilation: step in tokens.
