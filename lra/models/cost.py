@@ -17,8 +17,8 @@ from flax import nnx
 from rich.table import Table
 
 from lra.attention import core, dense
-from lra.attention.pattern import Attended, Buffer, Promise
-from lra.attention.visibility import Array
+from lra.attention.pattern import Attended, Buffer, Pattern, Promise
+from lra.attention.visibility import Array, Visibility
 from lra.errors import UserError
 from lra.models.decoder import Decoder
 from lra.models.stack import REMAT, Layer
@@ -265,6 +265,11 @@ def _layer(program: _Program, r: int, scored: int) -> LayerCost:
     model = program.model(*program.state)
     attention, length = model.stack.layers[r].attention, program.length
     pattern, slots = attention.pattern, jax.eval_shape(remembered, program.state).shape[1]
+
+    def entries(part: Pattern) -> int:
+        known: Any = part.entries(length, length + slots, Visibility())[1]
+        return int(known.position.shape[1])
+
     scores, of_twice = (dense.pairs(pattern, n, n + slots, jax.random.key(0)) for n in (length, 2 * length))
     layers = tuple(range(r, model.stack.num_layers, len(model.stack.layers)))
     if model.stack.remat != "none":
@@ -274,7 +279,7 @@ def _layer(program: _Program, r: int, scored: int) -> LayerCost:
         layers=layers,
         pattern=type(pattern).__name__,
         causal=pattern.causal,
-        keys=(length + slots) * attention.num_heads * attention.head_dim,
+        keys=attention.head_dim * sum(part.num_heads * entries(part) for part in pattern.parts),
         scores=scores,
         square=attention.num_heads * length * (length + slots),
         growth=math.log2(of_twice / scores) if scores else 0.0,

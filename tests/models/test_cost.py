@@ -19,6 +19,7 @@ from lra.attention import (
     Full,
     Heads,
     MemoryCompressed,
+    MemoryCompressed,
     Recurrence,
     Rotary,
     SlidingWindow,
@@ -86,6 +87,13 @@ def test_blockwise_stores_an_nth_and_is_still_quadratic(blocks, heads):
     held = counted.bytes()
     assert blocks * held["scores_stored"]["scores"] == held["square_stored"]["scores"]
     assert printed(counted) >= {f"{layer.scores:,}", "quadratic,"}
+
+
+def test_slots_are_the_keys_of_memory_compressed_attention():
+    groups = ((1, functools.partial(MemoryCompressed, rate=3)), (2, Full))
+    (layer,) = cost(shapes(pattern=functools.partial(Heads, groups=groups)), length=31, batch=1).layers
+    assert layer.keys == 8 * (10 + 2 * 31)
+    assert layer.scores == sum((t + 1) // 3 for t in range(31)) + 2 * 31 * 32 // 2
 
 
 def test_block_local_is_linear():
