@@ -19,7 +19,6 @@ from lra.attention import (
     Full,
     Heads,
     MemoryCompressed,
-    MemoryCompressed,
     Recurrence,
     Rotary,
     SlidingWindow,
