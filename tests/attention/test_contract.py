@@ -14,6 +14,11 @@ from tests.attention import cases, oracle
 
 CAUSAL = [p for p in cases.PATTERN_EXAMPLES if cases.make(*p, causal=True) is not None]
 each_pattern = pytest.mark.parametrize(("name", "example"), cases.PATTERN_EXAMPLES)
+first_else_slow = pytest.mark.parametrize(
+    ("name", "example"),
+    [pytest.param(name, n, marks=[pytest.mark.slow] if n else []) for name, n in cases.PATTERN_EXAMPLES],
+)
+"""For what takes seconds to compile: each pattern's first example always, the others in `make test-slow`."""
 each_causal = pytest.mark.parametrize(("name", "example"), CAUSAL)
 
 
@@ -60,7 +65,7 @@ def test_arrangement_equals_rule(case, rng, quick_compilation):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [case for name in PATTERNS for case in cases.sampled(name, 150)], ids=str)
+@pytest.mark.parametrize("case", [case for name in PATTERNS for case in cases.sampled(name, 60)], ids=str)
 def test_arrangement_equals_rule_sampled(case, rng):
     check(case, rng)
 
@@ -184,7 +189,7 @@ def test_positions_that_are_given_decide(name, example, rng):
     assert oracle.error(given, run(pattern, a.q, a.k, a.v)) < 1e-6
 
 
-@each_pattern
+@first_else_slow
 def test_vmap_over_an_extra_axis_equals_a_loop(name, example, rng):
     pattern, a = plain(name, example, rng, length=21, extra=2)
     stacked = [jnp.stack([x, x[:, ::-1], -x]) for x in (a.q, a.k, a.v)]
@@ -199,7 +204,7 @@ def test_vmap_over_an_extra_axis_equals_a_loop(name, example, rng):
             assert oracle.error(x[n], y) < 1e-5
 
 
-@each_pattern
+@first_else_slow
 def test_jit_and_remat_change_nothing(name, example, rng, quick_compilation):
     pattern, a = plain(name, example, rng, length=29, extra=4)
     key = jax.random.key(7)
@@ -215,7 +220,7 @@ def test_jit_and_remat_change_nothing(name, example, rng, quick_compilation):
             assert oracle.error(x, y) < 1e-6
 
 
-@each_pattern
+@first_else_slow
 def test_dropout_same_key_same_result_and_right_mean(name, example, rng, quick_compilation):
     causal = (name, example) in CAUSAL
     if not cases.make(name, example, causal).promise.dropout:
@@ -234,7 +239,7 @@ def test_dropout_same_key_same_result_and_right_mean(name, example, rng, quick_c
         draw(key=None)
 
 
-@each_pattern
+@first_else_slow
 def test_dropout_gradient_is_that_of_the_same_mask(name, example, rng, quick_compilation):
     """Finite differences of the sampled function, with its key fixed."""
     causal = (name, example) in CAUSAL
@@ -290,7 +295,7 @@ def compilations():
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@each_pattern
+@first_else_slow
 def test_memory_is_linear(name, example, rng):
     """No T x T: temporary bytes of a compiled gradient at most 2.2 times at twice the length."""
     pattern = cases.make(name, example, (name, example) in CAUSAL)
