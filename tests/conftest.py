@@ -46,6 +46,21 @@ def strict_dtypes(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def few_optimizations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Outside the tests of attention programs compile in a third of the time, since they run for a few steps only."""
+    if "attention" in request.path.parts:
+        yield
+        return
+    import jax
+
+    former = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # for the processes that tests start
+    yield
+    jax.config.update("jax_disable_most_optimizations", former)
+
+
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """A generator whose seed is the test's name and parameters, so that order and neighbours don't matter."""

@@ -212,7 +212,9 @@ def test_values_come_from_the_layer_number():
     (state,) = (nnx.split(layer)[1] for layer in stack.layers)
     for i in range(4):
         alone = layer(i, norm="pre", dropout=0.0, rngs=nnx.Rngs(params=jax.random.fold_in(key, i)))
-        equal(jax.tree.map(lambda x, i=i: x[i], state), nnx.split(alone)[1])
+        mine = jax.tree.map(lambda x, i=i: x[i], state)
+        # Made one by one and under vmap, which are other programs: the last bit may differ.
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), mine, nnx.split(alone)[1])
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

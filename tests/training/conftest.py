@@ -1,6 +1,6 @@
 import functools
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -9,18 +9,6 @@ from rich.console import Console
 
 # pytest's importlib mode has no package to import helpers from.
 _SPEC = importlib.util.spec_from_file_location("tests_training_tiny", Path(__file__).parent / "tiny.py")
-
-
-@pytest.fixture(autouse=True)
-def quick_compilation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compiles in a third of the time; these programs run for a few steps only."""
-    import jax
-
-    former = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # for the processes that tests start
-    yield
-    jax.config.update("jax_disable_most_optimizations", former)
 
 
 @pytest.fixture(scope="session")

@@ -145,7 +145,7 @@ def test_twenty_kills(tiny, run, child, tmp_path, capsys):
 # signals
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_ends_the_step_and_saves(tiny, run, child, tmp_path, number):
     training = {"steps": 5, "log_every": 1}
     run(tiny.experiment(training=training), tmp_path / "whole")
@@ -215,7 +215,7 @@ def test_a_signal_after_the_last_step_changes_nothing(tiny, run, monkeypatch):
     ("limit_bytes", "sentence"),
     [
         (8000, r"checkpoint .*/checkpoints/4 cannot be written \(File too large\): make room .* goes on from step 2"),
-        (10, r"cannot write to .*/metrics.jsonl \(File too large\): make room"),
+        pytest.param(10, r"cannot write to .*/metrics.jsonl \(File too large\): make room", marks=pytest.mark.slow),
     ],
 )
 def test_a_full_disk_leaves_the_last_good_checkpoint_and_says_so(tiny, run, child, tmp_path, limit_bytes, sentence):
