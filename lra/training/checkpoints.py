@@ -29,7 +29,7 @@ from jax import tree
 from lra.errors import UserError
 from lra.models.parameters import named
 from lra.training import digests
-from lra.training.quiet import quiet
+from lra.training.quiet import quiet, quiet_for_good
 
 FORMAT = 2
 """Version of the layout; a change of it needs a way to read the former one, once there has been a release."""
@@ -306,6 +306,7 @@ class Checkpoints:
                 raise
             self._sweep()
             last = self.latest
+            quiet_for_good()
             raise UserError(
                 f"checkpoint {self.path(step)} cannot be written ({reason}): make room or mend the disk, then the same "
                 f"command goes on from {'the start' if last is None else f'step {last}'}"

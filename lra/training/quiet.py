@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import warnings
 from collections.abc import Iterator
 
 
@@ -24,8 +25,19 @@ def quiet() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.unraisablehook = hook
-        logger.removeFilter(_not_of_a_thread)
+        if logging.getLogger("asyncio").filters.count(_not_abandoned) == 0:
+            sys.unraisablehook = hook
+            logger.removeFilter(_not_of_a_thread)
+
+
+def quiet_for_good() -> None:
+    """Keeps it so until the process ends: what a failed save has abandoned is collected late, some as Python exits."""
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+    logging.getLogger("asyncio").addFilter(_not_abandoned)
+
+
+def _not_abandoned(record: logging.LogRecord) -> bool:
+    return "was never retrieved" not in record.getMessage()
 
 
 def _not_of_a_thread(record: logging.LogRecord) -> bool:
