@@ -83,9 +83,7 @@ def blockwise(
     q, k, visibility = aligned(terms, q, k, visibility)
     length, size = lengths(q, k, visibility)
     first, span = _rows(visibility, size, blocks)
-    room = -(-size // blocks)  # slots of a block
-    tile = -(-room // -(-room // arrange.BLOCK))
-    room = -(-room // tile) * tile
+    room, tile = _room(-(-size // blocks))
     block, inside = np.divmod(np.arange(blocks * room, dtype=np.int32)[None], room)
     place = block * span + inside
     there = (inside < span) & (first + place < size)
@@ -94,13 +92,7 @@ def blockwise(
     def slots(x: Array) -> Array:
         return take(jnp.asarray(x), index)
 
-    def shifted(x: Array) -> Array:
-        """[B or 1, slots] or [B, slots, H, ...]: for each head the blocks in the order in which it reads them."""
-        cut = x.reshape(x.shape[0], blocks, room, *x.shape[2:])
-        own = (cut[:, :, :, h] if x.ndim > 2 else cut for h in range(len(shifts)))
-        turned = jnp.stack([jnp.roll(y, -s, axis=1) for y, s in zip(own, shifts, strict=True)], axis=3)
-        return turned.reshape(x.shape[0], blocks * room, *turned.shape[3:])
-
+    shifted = functools.partial(_shifted, blocks=blocks, shifts=shifts)
     offset = size - length
     known = visibility.positions(length, size)
     filled = there if visibility.k_valid is None else there & slots(visibility.k_valid)
@@ -128,6 +120,20 @@ def blockwise(
     places = jnp.arange(offset, size, dtype=jnp.int32)[None] - first
     slot = jnp.clip(places // span * room + places % span, 0, blocks * room - 1)
     return harmless(take(part.out, slot), visibility.q_valid).astype(q.dtype)
+
+
+def _room(longest: int) -> tuple[int, int]:
+    """Slots for a block of at most `longest` tokens, and the length of the tiles that divide them."""
+    tile = -(-longest // -(-longest // arrange.BLOCK))
+    return -(-longest // tile) * tile, tile
+
+
+def _shifted(x: Array, blocks: int, shifts: tuple[int, ...]) -> Array:
+    """[B or 1, slots] or [B, slots, H, ...]: for each head the blocks in the order in which it reads them."""
+    cut = x.reshape(x.shape[0], blocks, -1, *x.shape[2:])
+    own = (cut[:, :, :, h] if x.ndim > 2 else cut for h in range(len(shifts)))
+    turned = jnp.stack([jnp.roll(y, -s, axis=1) for y, s in zip(own, shifts, strict=True)], axis=3)
+    return turned.reshape(*x.shape[:2], *turned.shape[3:])
 
 
 def _rows(visibility: Visibility, size: int, blocks: int) -> tuple[Array, Array]:

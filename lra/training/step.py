@@ -133,13 +133,7 @@ def make_step(
         }
         if optimizer.clip_norm is not None:
             metrics["clip_ratio"] = optimizer.clip_ratio(norm)
-        if non_finite == "skip" or state.scale is not None:
-            metrics["skipped_steps"] = new.faults.skipped
-        if non_finite == "rewind":
-            metrics["rewinds"] = new.faults.rewinds
-        if state.scale is not None:
-            metrics["loss_scale"] = state.scale.value
-        return new, metrics | _reports(summed)
+        return new, metrics | _counts(state, new, non_finite) | _reports(summed)
 
     return Step(update)
 
@@ -164,6 +158,18 @@ def _split(model: Decoder) -> tuple[Any, Any, Any]:
     """The graph definition, the parameters and the buffers; raises where there is anything else."""
     parts: Any = nnx.split(model, nnx.Param, Buffer)
     return parts
+
+
+def _counts(state: TrainState, new: TrainState, non_finite: str) -> dict[str, Array]:
+    """What a run counts of values that are not finite, and the loss scale of its step."""
+    counts = {}
+    if non_finite == "skip" or state.scale is not None:
+        counts["skipped_steps"] = new.faults.skipped
+    if non_finite == "rewind":
+        counts["rewinds"] = new.faults.rewinds
+    if state.scale is not None:
+        counts["loss_scale"] = state.scale.value
+    return counts
 
 
 def _reports(scored: Summed) -> dict[str, Array]:
