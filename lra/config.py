@@ -77,22 +77,11 @@ def register(classes: Mapping[str, type], patterns: Mapping[str, str] | None = N
     _PATTERNS.update(patterns or {})
 
 
-def _classes() -> tuple[dict[str, type], dict[str, str]]:
-    """The public classes, and the registry names of the patterns; imported late, so that this module stays cheap."""
-    from lra import attention, data, evaluation, models, training
+def _public() -> tuple[dict[str, type], dict[str, str]]:
+    """See `lra.registry.public`; imported late, so that this module stays cheap."""
+    from lra import registry
 
-    patterns = {cls.__name__: name for name, cls in attention.PATTERNS.items()}
-    classes: list[type] = [
-        *attention.PATTERNS.values(), attention.Attention, attention.ALiBi, attention.Recurrence, attention.Rotary,
-        data.Streams, data.Windows, evaluation.Block, evaluation.Carried,
-        models.Decoder, models.FeedForward, models.GridPositions, models.LearnedPositions,
-        models.SinusoidalPositions, models.Softmax, models.Stack,
-        training.Adafactor, training.Adagrad, training.Adam, training.AdamW, training.Constant, training.Cosine,
-        training.Experiment, training.Group, training.Linear, training.Lion, training.Optimizer, training.Rsqrt,
-        training.SGD, training.Training,
-    ]  # fmt: skip
-    named = {"python_source": data.PythonSource, "text_file": data.TextFile}
-    return {cls.__name__: cls for cls in classes} | named, patterns
+    return registry.public()
 
 
 def names() -> list[str]:
@@ -131,7 +120,7 @@ def load(config: str | os.PathLike[str], *, overrides: Sequence[str] = (), atten
     Raises:
       UserError: the first mistake found, with its file and line.
     """
-    register(*_classes())
+    register(*_public())
     path = find(config)
     seen: set[Path] = set()
     bindings = gin_files.read(path, root=CONFIGS, seen=seen)

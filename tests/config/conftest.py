@@ -117,7 +117,7 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
     """The toy classes are all that is registered."""
     monkeypatch.setattr(config, "REGISTRY", {})
     monkeypatch.setattr(config, "_PATTERNS", {})
-    monkeypatch.setattr(config, "_classes", lambda: (TOYS, TOY_PATTERNS))
+    monkeypatch.setattr(config, "_public", lambda: (TOYS, TOY_PATTERNS))
     config.register(TOYS, TOY_PATTERNS)
     return TOYS
 

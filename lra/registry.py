@@ -1,0 +1,48 @@
+"""The public classes: all that a configuration can name."""
+
+from lra import attention, data, evaluation, models, training
+
+CLASSES: tuple[type, ...] = (
+    *attention.PATTERNS.values(),
+    attention.ALiBi,
+    attention.Attention,
+    attention.Recurrence,
+    attention.Rotary,
+    data.Streams,
+    data.Windows,
+    evaluation.Block,
+    evaluation.Carried,
+    models.Decoder,
+    models.FeedForward,
+    models.GridPositions,
+    models.LearnedPositions,
+    models.SinusoidalPositions,
+    models.Softmax,
+    models.Stack,
+    training.Adafactor,
+    training.Adagrad,
+    training.Adam,
+    training.AdamW,
+    training.Constant,
+    training.Cosine,
+    training.Experiment,
+    training.Group,
+    training.Linear,
+    training.Lion,
+    training.Optimizer,
+    training.Rsqrt,
+    training.SGD,
+    training.Training,
+)
+
+CORPORA: dict[str, type] = {
+    "python_source": data.PythonSource,
+    "text_file": data.TextFile,
+}
+"""By the name that stands in configurations and in reports."""
+
+
+def public() -> tuple[dict[str, type], dict[str, str]]:
+    """All public classes by gin name, and the registry names of the patterns."""
+    patterns = {cls.__name__: name for name, cls in attention.PATTERNS.items()}
+    return {cls.__name__: cls for cls in CLASSES} | CORPORA, patterns
