@@ -118,6 +118,20 @@ def _parser() -> _Parser:
     show.add_argument("--bidirectional", action="store_true", help="the pattern's bidirectional form")
     show.add_argument("--png", metavar="FILE", help="write the drawing (needs matplotlib: the extra `plots`)")
 
+    data = commands.add_parser("data", help="list, describe or prepare the corpora").add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    _command(data, "list", "the corpora, and which are prepared", full_name="data list", overrides=False)
+    info = _command(
+        data, "info", "counts, checksums, licence and citation of one", full_name="data info", overrides=False
+    )
+    prepare = _command(
+        data, "prepare", "download or read, check and store one", full_name="data prepare", overrides=False
+    )
+    for command in (info, prepare):
+        command.add_argument("name", metavar="NAME", help="of `lra data list`")
+    prepare.add_argument("--source", metavar="PATH", help="file or folder, packed or not; without it, a download")
+
     bench = _command(commands, "bench", "measure time and temporary memory of patterns, in turns", overrides=False)
     bench.add_argument(
         "patterns",

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from lra import bench, config, show
+from lra import bench, config, data_commands, show
 from lra.attention import EXAMPLE_HEADS, PATTERNS, Promise, Site, draw
 from lra.errors import UserError
 from lra.evaluation import evaluate
@@ -29,8 +29,9 @@ from lra.evaluation.reference import compressed
 from lra.models import parameters
 from lra.models.cost import cost
 from lra.models.generation import generate
-from lra.training import Experiment, load_model, train
+from lra.training import Experiment, evaluations, load_model, train
 from lra.training.record import summaries
+from lra.training.resume import check_corpus
 
 RUNS = Path("runs")
 REFERENCE_BYTES = 1 << 24
@@ -85,17 +86,14 @@ def _steps(text: str) -> tuple[int, int]:
 
 def eval_command(options: argparse.Namespace) -> None:
     """`lra eval`: one report."""
-    experiment, _ = _build(options, run=_find_run(options))
+    run = _find_run(options)
+    experiment, _ = _build(options, run=run)
     name = options.protocol or next(iter(experiment.protocols))
     if name not in experiment.protocols:
         raise UserError(f"there is no protocol {name!r} in this run: there are {', '.join(experiment.protocols)}")
-    model, step, data = load_model(experiment, _find_run(options), options.weights, checkpoint=options.checkpoint)
+    model, step, data = load_model(experiment, run, options.weights, checkpoint=options.checkpoint)
     corpus = experiment.corpus
-    if data["digest"] != corpus.digest:
-        raise UserError(
-            f"the run was trained on {data['description']}, but the corpus is now {corpus.description}: "
-            "restore the former text"
-        )
+    check_corpus(corpus, data, run)
     try:
         report = evaluate(
             model, corpus, options.split, experiment.protocols[name],
@@ -104,12 +102,16 @@ def eval_command(options: argparse.Namespace) -> None:
         )  # fmt: skip
     except FloatingPointError as error:
         raise UserError(f"{error}: choose other weights with --checkpoint or --weights") from error
-    tokens = corpus.tokens(options.split)[: options.partial]
     reference = {}
     if report.bytes <= REFERENCE_BYTES:
-        reference = compressed(corpus.vocabulary.decode(tokens))
+        text = b"".join(corpus.text(options.split))
+        reference = compressed(text[: report.bytes] if report.partial else text)
+    values = report.as_dict() | {
+        "protocol_name": name, "reference_bits_per_byte": reference, "seed": experiment.seed, **evaluations.facts(model)
+    }  # fmt: skip
+    evaluations.keep(run, values)
     if options.json:
-        _print_json(report.as_dict() | {"protocol_name": name, "reference_bits_per_byte": reference})
+        _print_json(values)
         return
     console = Console()
     console.print(report.table())
@@ -357,4 +359,5 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "attention list": list_command,
     "attention show": show_command,
     "bench": bench_command,
+    **data_commands.COMMANDS,
 }

@@ -38,6 +38,7 @@ CLASSES: tuple[type, ...] = (
 CORPORA: dict[str, type] = {
     "python_source": data.PythonSource,
     "text_file": data.TextFile,
+    **data.PUBLISHED,
 }
 """By the name that stands in configurations and in reports."""
 

@@ -69,18 +69,20 @@ def evaluate(
             raise FloatingPointError(f"the model's score of {corpus.name} {split} is {total} after {scored} tokens")
         if progress is not None:
             progress(scored, int(tokens.size))
+    partial = tokens.size < expected
     return Report(
         corpus=corpus.name,
         corpus_description=corpus.description,
         split=split,
-        tokenisation=f"{vocabulary.name} ({vocabulary.size} ids)",
+        tokenisation=vocabulary.description,
         protocol=protocol.describe(),
         context=context,
         tokens_scored=scored,
         tokens_expected=expected,
-        bytes=vocabulary.num_bytes(tokens),
+        bytes=corpus.num_bytes(split, limit),
+        words=None if partial else corpus.num_words(split),
         nats_total=total,
-        partial=tokens.size < expected,
+        partial=partial,
         seconds=time.perf_counter() - began,
         step=step,
         weights=weights,

@@ -21,6 +21,8 @@ class Report:
         tokens_scored: targets in the sum.
         tokens_expected: tokens of the split.
         bytes: bytes of original text that the scored tokens stand for.
+        words: what perplexity per word divides the nats by, in the corpus' convention; None where it has none, and for
+            a part of a split.
         nats_total: negative log-likelihood of all scored tokens.
         partial: whether only the first tokens of the split were scored.
         seconds: wall-clock time, compilation included.
@@ -44,6 +46,7 @@ class Report:
     nats_total: float
     partial: bool
     seconds: float
+    words: int | None = None
     step: int | None = None
     weights: str = "last"
 
@@ -70,10 +73,12 @@ class Report:
     @property
     def perplexity(self) -> float:
         """Perplexity per token; infinite above the largest float."""
-        try:
-            return math.exp(self.nats_per_token)
-        except OverflowError:
-            return math.inf
+        return _exp(self.nats_per_token)
+
+    @property
+    def perplexity_per_word(self) -> float | None:
+        """Perplexity per word, whatever the tokens are; None without words."""
+        return None if self.words is None else _exp(self.nats_total / self.words)
 
     @property
     def tokens_per_second(self) -> float:
@@ -83,8 +88,11 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """The fields and what derives from them, for JSON; None for numbers that JSON cannot hold."""
         derived = {
-            name: getattr(self, name) for name in ("nats_per_token", "bits_per_byte", "perplexity", "tokens_per_second")
-        }
+            name: getattr(self, name)
+            for name in (
+                "nats_per_token", "bits_per_byte", "perplexity", "perplexity_per_word", "tokens_per_second",
+            )
+        }  # fmt: skip
         values = dataclasses.asdict(self) | derived
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -96,6 +104,7 @@ class Report:
         part = " (partial)" if self.partial else ""
         step = "" if self.step is None else f" at step {self.step:,}"
         table = Table(title=f"{self.corpus} {self.split}{step}{part}", show_header=False, title_justify="left")
+        per_word = self.perplexity_per_word
         table.add_column(style="bold")
         table.add_column()
         for name, value in (
@@ -103,7 +112,9 @@ class Report:
             ("nats per token", f"{self.nats_per_token:.4f}"),
             ("perplexity per token", f"{self.perplexity:,.4f}"),
             ("tokens scored", f"{self.tokens_scored:,} of {self.tokens_expected:,}{part}"),
+            ("perplexity per word", None if per_word is None else f"{per_word:,.4f}"),
             ("bytes", f"{self.bytes:,}"),
+            ("words", None if self.words is None else f"{self.words:,}"),
             ("weights", self.weights),
             ("protocol", self.protocol),
             ("context", self.context),
@@ -111,5 +122,13 @@ class Report:
             ("corpus", self.corpus_description),
             ("time", f"{self.seconds:,.1f} s, {self.tokens_per_second:,.0f} tokens a second"),
         ):
-            table.add_row(name, value)
+            if value is not None:
+                table.add_row(name, value)
         return table
+
+
+def _exp(value: float) -> float:
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf

@@ -18,6 +18,10 @@ SIZE = 11
 class Vocabulary:
     name, size, start = "toy", SIZE, 3
 
+    @property
+    def description(self) -> str:
+        return f"toy ({self.size} ids)"
+
     def num_bytes(self, tokens: np.ndarray) -> int:
         """Id n stands for n + 1 bytes."""
         return int(np.sum(tokens, dtype=np.int64)) + int(tokens.size)
@@ -33,8 +37,11 @@ class Corpus:
         assert split == "test"
         return self._tokens
 
-    def num_bytes(self, split: str) -> int:
-        return self.vocabulary.num_bytes(self.tokens(split))
+    def num_bytes(self, split: str, limit: int | None = None) -> int:
+        return self.vocabulary.num_bytes(self.tokens(split)[:limit])
+
+    def num_words(self, split: str) -> int | None:
+        return 53
 
 
 @pytest.fixture

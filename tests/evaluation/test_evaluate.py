@@ -222,6 +222,7 @@ def test_the_report_says_what_was_scored(make_model: Make, corpus: Any) -> None:
     assert isinstance(report, Report)
     assert (report.tokens_scored, report.tokens_expected, report.partial) == (101, 101, False)
     assert report.bytes == corpus.num_bytes("test")
+    assert report.words == 53
     assert (report.corpus, report.corpus_description, report.split) == ("toy", "toy, digest 0123", "test")
     assert (report.tokenisation, report.protocol) == ("toy (11 ids)", "block, segment 7, batch size 16")
     assert "id 3 stands before the first token" in report.context
@@ -235,6 +236,7 @@ def test_a_limit_scores_the_first_tokens(make_model: Make, make_corpus: Any, cor
     assert (report.tokens_scored, report.tokens_expected, report.partial) == (31, 101, True)
     assert report.nats_total == nats(make_model(), head, protocol)
     assert report.bytes == head.num_bytes("test") < corpus.num_bytes("test")
+    assert report.words is None
     assert not evaluate(make_model(), corpus, "test", protocol, limit=101).partial
     assert evaluate(make_model(), corpus, "test", protocol, limit=1_000).tokens_scored == 101
 

@@ -25,6 +25,8 @@ def test_known_units() -> None:
     assert known.bits_per_byte == pytest.approx(1.2022, abs=5e-5)
     assert known.perplexity == pytest.approx(12.182, abs=5e-4)
     assert known.tokens_per_second == 5
+    assert known.perplexity_per_word is None
+    assert report(words=25).perplexity_per_word == pytest.approx(54.598, abs=5e-4)
 
 
 def test_partial_units_use_what_was_scored() -> None:
@@ -56,7 +58,7 @@ def test_as_dict_is_json() -> None:
         "protocol": "block, segment 7, batch size 16", "context": "windows of 7 tokens", "tokens_scored": 40,
         "tokens_expected": 40, "bytes": 120, "nats_total": 100.0, "partial": False, "seconds": 8.0, "step": 19,
         "nats_per_token": 2.5, "bits_per_byte": 100 / math.log(2) / 120, "perplexity": math.exp(2.5),
-        "tokens_per_second": 5.0, "weights": "last",
+        "tokens_per_second": 5.0, "weights": "last", "words": None, "perplexity_per_word": None,
     }  # fmt: skip
 
 
@@ -71,8 +73,9 @@ def test_a_perplexity_beyond_floats() -> None:
 def test_the_table_shows_the_protocol_and_the_counts(partial: bool) -> None:
     console = Console(width=100)
     with console.capture() as capture:
-        console.print(report(tokens_expected=4_000 if partial else 40, partial=partial).table())
+        console.print(report(tokens_expected=4_000 if partial else 40, partial=partial, words=25).table())
     text = capture.get()
+    assert "54.5982" in text
     for shown in ("1.2022", "2.5000", "12.1825", "block, segment 7", "windows of 7", "bytes (256 ids)", "digest 0123"):
         assert shown in text
     assert ("40 of 4,000 (partial)" if partial else "40 of 40") in text
