@@ -1,14 +1,14 @@
 """Documents on disk: a tfds data set of array_record files, written one document at a time, without TensorFlow."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import tensorflow_datasets as tfds
 
+from lra.data.store import Documents
+
 SHARD_DOCUMENTS = 64
-Documents = Iterable[tuple[str, bytes]]
-"""(path, text) in corpus order."""
 
 
 class _Info(tfds.core.DatasetInfo):

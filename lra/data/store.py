@@ -18,6 +18,7 @@ from lra.errors import UserError
 
 SPLITS = ("train", "valid", "test")
 Documents = Iterable[tuple[str, bytes]]
+"""(path, text) in corpus order."""
 _HEADER_BYTES = 128
 """Of a one-dimensional `.npy` file, whatever its length and type."""
 
@@ -174,6 +175,13 @@ def read_text(folder: Path, split: str) -> Iterator[bytes]:
     from lra.data import records
 
     return records.read(folder / "text", split)
+
+
+def read_documents(folder: Path, split: str) -> Iterator[dict[str, bytes]]:
+    """Yields the documents in corpus order with all their fields."""
+    from lra.data import records
+
+    return records.examples(folder / "text", split)
 
 
 def tokens(folder: Path, vocabulary: Vocabulary, split: str) -> np.ndarray:

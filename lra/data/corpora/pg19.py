@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lra.data import records
+from lra.data import store
 from lra.data.corpora import sources
 from lra.data.corpora.published import Facts, PublishedCorpus
 from lra.data.corpora.sources import Progress
-from lra.data.records import Documents
+from lra.data.store import Documents
 from lra.errors import UserError
 
 FOLDERS = {"train": "train", "valid": "validation", "test": "test"}
@@ -69,7 +69,7 @@ class Books(PublishedCorpus):
         """Yields the books of a split in order: "path", "title", "year", "url" and "text"."""
         self._check_split(split)
         self.prepare()
-        return records.examples(self.folder / "text", split)
+        return store.read_documents(self.folder, split)
 
     def num_words(self, split: str) -> int | None:
         """Returns the words between white space, without line ends."""

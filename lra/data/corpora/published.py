@@ -8,7 +8,7 @@ import functools
 import os
 import tempfile
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,12 +16,10 @@ from lra.data import store
 from lra.data.corpora import download
 from lra.data.corpora.sources import Progress, silent
 from lra.data.corpus import Corpus
-from lra.data.store import SPLITS
+from lra.data.store import SPLITS, Documents
 from lra.data.subwords import sentencepiece_of
 from lra.data.vocabulary import Bytes, Recipe, Vocabulary
 from lra.errors import UserError
-
-Documents = Iterable[tuple[str, bytes]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +180,7 @@ class PublishedCorpus(Corpus):
             found = store.digest(store.sha256(documents[split]) for split in SPLITS)
         if found != self.digest:
             raise UserError(
-                f"{self.name} is prepared already, from another text than {source} (digest {self.digest}, not {found}): "
+                f"{self.name} is prepared already from another text than {source} ({self.digest}, not {found}): "
                 f"remove {self.folder} first"
             )
 

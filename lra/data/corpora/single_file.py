@@ -11,8 +11,7 @@ from lra.data import symbols
 from lra.data.corpora import sources
 from lra.data.corpora.published import Facts, PublishedCorpus
 from lra.data.corpora.sources import Progress
-from lra.data.records import Documents
-from lra.data.store import SPLITS
+from lra.data.store import SPLITS, Documents
 from lra.data.vocabulary import Recipe, Vocabulary
 from lra.errors import UserError
 
@@ -50,17 +49,16 @@ class SingleFile(PublishedCorpus):
             right = 20 <= size < WHOLE_BYTES and self.fits(begin)
             advice = f"all of it is the corpus {self.whole}" if size == WHOLE_BYTES else "give another file"
         else:
-            wanted = f"{WHOLE_BYTES:,} bytes with MD5 {self.md5}"
-            right = size == WHOLE_BYTES and md5 == self.md5
+            cuts = [0, *itertools.accumulate(self.facts.counts[split]["bytes"] for split in SPLITS)]
+            wanted = f"{cuts[-1]:,} bytes with MD5 {self.md5}"
+            right = size == cuts[-1] and md5 == self.md5
             advice = f"get it again from {' or '.join(self.facts.urls)}"
-            if 0 < size < WHOLE_BYTES and self.fits(begin):
+            if 0 < size < cuts[-1] and self.fits(begin):
                 advice += f", or prepare what there is as {self.whole}_head"
         if not right:
             raise sources.refused(path, self.name, wanted, f"{size:,} bytes with MD5 {md5}", advice)
         if self.md5 is None:
             cuts = [0, *(int(size * cut) for cut in HEAD_CUTS), size]
-        else:
-            cuts = [0, *itertools.accumulate(_CUTS[split]["bytes"] for split in SPLITS)]
         ranges = zip(SPLITS, itertools.pairwise(cuts), strict=True)
         return {split: self._documents(file, *ends) for split, ends in ranges}
 

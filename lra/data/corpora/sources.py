@@ -174,9 +174,11 @@ def plain(path: Path, work: Path, member: str, progress: Progress) -> tuple[Path
     return path, *measure(path, progress)
 
 
-def refused(path: Path, name: str, wanted: str, found: str, advice: str) -> UserError:
-    """The sentence for a source that is not what it should be."""
-    return UserError(f"{path} is not {name}: {wanted} needed, {found} found; it is {describe(path)}: {advice}")
+def refused(source: Path, name: str, wanted: str, found: str, advice: str, *, file: Path | None = None) -> UserError:
+    """The sentence for a source that is not what it should be; `file` is what it was found in, if not itself."""
+    return UserError(
+        f"{source} is not {name}: {wanted} needed, {found} found; it is {describe(file or source)}: {advice}"
+    )
 
 
 def chunks(path: Path, begin: int, end: int) -> Iterator[bytes]:

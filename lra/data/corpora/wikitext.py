@@ -11,8 +11,7 @@ from lra.data import words
 from lra.data.corpora import sources
 from lra.data.corpora.published import Facts, PublishedCorpus
 from lra.data.corpora.sources import Progress
-from lra.data.records import Documents
-from lra.data.store import SPLITS
+from lra.data.store import SPLITS, Documents
 from lra.data.vocabulary import Recipe, Vocabulary
 from lra.errors import UserError
 
@@ -64,7 +63,7 @@ class WordCorpus(PublishedCorpus):
         if not begin.replace(b"\r", b"").startswith(self.begins):
             raise sources.refused(
                 source, self.name, f"a train split that begins with {self.begins!r}", repr(begin[: len(self.begins)]),
-                "give the original files with --source",
+                "give the original files with --source", file=train,
             )  # fmt: skip
 
     def _documents(self, file: Path, begin: int, end: int) -> Iterator[tuple[str, bytes]]:
@@ -139,8 +138,8 @@ class WikiText103Head(WordCorpus):
         wanted = WikiText103.facts.counts
         if source.is_dir():
             self._compare(source, info, {split: wanted[split] for split in ("valid", "test")})
-        counts = info["splits"]["train"]
-        if counts["words"] + counts["lines"] >= wanted["train"]["tokens"]:
+        taken = [info["splits"][split] for split in (("train",) if source.is_dir() else SPLITS)]
+        if sum(counts["words"] + counts["lines"] for counts in taken) >= wanted["train"]["tokens"]:
             raise UserError(f"{source} holds all of WikiText-103: prepare it as the corpus {WikiText103.name}")
 
 
