@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from lra import bench, config, data_commands, show
+from lra import bench, config, data_commands, show, tables
 from lra.attention import EXAMPLE_HEADS, PATTERNS, Promise, Site, draw
 from lra.errors import UserError
 from lra.evaluation import evaluate
@@ -360,4 +360,5 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "attention show": show_command,
     "bench": bench_command,
     **data_commands.COMMANDS,
+    **tables.COMMANDS,
 }
