@@ -1,6 +1,7 @@
 """Prepared corpora on disk: the text as a tfds data set, what it holds (`info.json`), and tokens by vocabulary."""
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
@@ -19,6 +20,7 @@ from lra.errors import UserError
 SPLITS = ("train", "valid", "test")
 Documents = Iterable[tuple[str, bytes]]
 """(path, text) in corpus order."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _HEADER_BYTES = 128
 """Of a one-dimensional `.npy` file, whatever its length and type."""
 
@@ -53,6 +55,10 @@ def appearing(folder: Path) -> Iterator[Path]:
         except OSError:
             if not folder.is_dir():
                 raise
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise unwritable(work.parent, error) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

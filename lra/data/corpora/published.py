@@ -155,10 +155,7 @@ class PublishedCorpus(Corpus):
             scratch.mkdir()
             documents = self.open(source, scratch, progress)
             shown = {split: _shown(documents[split], split, progress) for split in SPLITS}
-            try:
-                self._write(work, shown, source)
-            except OSError as error:
-                raise store.unwritable(work.parent, error) from error
+            self._write(work, shown, source)
             for path in sorted(scratch.rglob("*"), reverse=True):
                 path.unlink()
             scratch.rmdir()
@@ -222,10 +219,13 @@ class PublishedCorpus(Corpus):
                 f"the vocabulary {self._choice} of {self.name} has {made.size:,} ids, but {expected:,} are needed: "
                 "prepare the corpus again from its original source"
             )
-        path.parent.mkdir(exist_ok=True)
         new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        new.write_bytes(made.state())
-        os.replace(new, path)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            new.write_bytes(made.state())
+            os.replace(new, path)
+        except OSError as error:
+            raise store.unwritable(path.parent, error) from error
         return made
 
 

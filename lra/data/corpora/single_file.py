@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -33,9 +34,9 @@ class SingleFile(PublishedCorpus):
     md5: ClassVar[str | None] = None
 
     @staticmethod
+    @abc.abstractmethod
     def fits(text: bytes) -> bool:
         """Whether a text that begins so may be this corpus."""
-        raise NotImplementedError
 
     def check(self, text: bytes, offset: int) -> None:
         """Raises `UserError` where a piece of text at an offset, which is not empty, cannot be of the corpus."""

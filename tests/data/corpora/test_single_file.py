@@ -1,6 +1,7 @@
 """enwik8 and text8: splits, packed sources, what is refused, heads."""
 
 import bz2
+import errno
 import functools
 import gzip
 import lzma
@@ -222,6 +223,16 @@ def test_preparing_again_and_being_killed(enwik8: Path, prepared_root: Path, mon
     Enwik8().prepare_from(enwik8)
     Enwik8().prepare_from(enwik8.with_name("gone"))  # nothing is read again
     assert {path: path.stat().st_mtime_ns for path in Enwik8().folder.rglob("*")} == before
+
+
+def test_a_full_disk(enwik8: Path, prepared_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("lra.data.store.write_tokens", full)
+    with pytest.raises(UserError, match=r"No space left on device\): make room there, or set LRA_DATA_DIR"):
+        Enwik8().prepare_from(enwik8)
+    assert list(prepared_root.iterdir()) == []
 
 
 def interrupted(*arguments: object) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lra.data import SPLITS
-from lra.data.corpora import PTB, WikiText2, WikiText103, WikiText103Head
+from lra.data.corpora import PTB, WikiText2, WikiText103, WikiText103Head, sources
 from lra.errors import UserError
 
 Make = Callable[[int, str], str]
@@ -42,7 +42,9 @@ def test_the_published_facts() -> None:
     }
 
 
-def test_tokens_and_ids(texts: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("chunk", [1 << 20, 31])  # many lines in a piece, and pieces of many chunks
+def test_tokens_and_ids(texts: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(sources, "CHUNK_BYTES", chunk)
     corpus = WikiText103()
     corpus.prepare_from(tmp_path / "wiki")
     counted = collections.Counter(word for word in lines(texts["train"]) if word != "<eos>")
