@@ -103,7 +103,7 @@ def eval_command(options: argparse.Namespace) -> None:
     except FloatingPointError as error:
         raise UserError(f"{error}: choose other weights with --checkpoint or --weights") from error
     reference = {}
-    if report.bytes <= REFERENCE_BYTES:
+    if corpus.vocabulary.complete and report.bytes <= REFERENCE_BYTES:
         text = b"".join(corpus.text(options.split))
         reference = compressed(text[: report.bytes] if report.partial else text)
     values = report.as_dict() | {

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from lra.data.vocabulary import Recipe, Vocabulary
+from lra.data.vocabulary import Pieces, Recipe, Vocabulary
 from lra.errors import UserError
 
 TRAIN_BYTES = 1 << 24
@@ -22,7 +21,7 @@ SPACE = "\u2581"
 """What stands for a space in pieces; in a text it becomes one, the only thing that does not come back."""
 
 
-class SentencePiece(Vocabulary):
+class SentencePiece(Pieces):
     """The pieces of a SentencePiece model.
 
     A model that was trained here gives back every UTF-8 text but for the character U+2581: no text is normalised,
@@ -54,7 +53,7 @@ class SentencePiece(Vocabulary):
         return self._model
 
     @functools.cached_property
-    def _pieces(self) -> list[bytes]:
+    def pieces(self) -> list[bytes]:
         processor = self._processor
         return [
             bytes([int(processor.id_to_piece(number)[3:-1], 16)]) if processor.is_byte(number)
@@ -62,10 +61,6 @@ class SentencePiece(Vocabulary):
             else processor.id_to_piece(number).replace(SPACE, " ").encode()
             for number in range(self.size)
         ]  # fmt: skip
-
-    @functools.cached_property
-    def _lengths(self) -> np.ndarray:
-        return np.asarray([len(piece) for piece in self._pieces], np.int64)
 
     def encode(self, text: bytes | str) -> np.ndarray:
         """Returns the ids of the likeliest pieces; raises `UserError` for bytes that are not UTF-8."""
@@ -77,16 +72,6 @@ class SentencePiece(Vocabulary):
                 "convert the text, or choose the vocabulary 'bytes'"
             ) from error
         return np.asarray(self._processor.encode(decoded, out_type=int), self.dtype)
-
-    def decode(self, ids: npt.ArrayLike) -> bytes:
-        self.check(ids)
-        return b"".join(map(self._pieces.__getitem__, np.asarray(ids).tolist()))
-
-    def num_bytes(self, tokens: np.ndarray) -> int:
-        """Returns the bytes of the pieces."""
-        ids = np.asarray(tokens)
-        parts = (ids[begin : begin + (1 << 22)] for begin in range(0, ids.size, 1 << 22))
-        return sum(int(self._lengths[part].sum()) for part in parts)
 
 
 def train(name: str, texts: Callable[[], Iterable[bytes]], size: int) -> SentencePiece:

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 
@@ -9,6 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lra.errors import UserError
+
+PART_TOKENS = 1 << 22
+"""Tokens whose lengths are in memory at once: a corpus has more of them than fit."""
 
 
 class Vocabulary(abc.ABC):
@@ -107,6 +111,29 @@ class Bytes(Vocabulary):
     def num_bytes(self, tokens: np.ndarray) -> int:
         """Returns the number of tokens: one token is one byte."""
         return int(np.asarray(tokens).size)
+
+
+class Pieces(Vocabulary):
+    """A vocabulary whose ids stand for pieces of text, which `decode` puts one after the other."""
+
+    @functools.cached_property
+    @abc.abstractmethod
+    def pieces(self) -> list[bytes]:
+        """The text that each id stands for."""
+
+    @functools.cached_property
+    def _lengths(self) -> np.ndarray:
+        return np.asarray([len(piece) for piece in self.pieces], np.int64)
+
+    def decode(self, ids: npt.ArrayLike) -> bytes:
+        self.check(ids)
+        return b"".join(map(self.pieces.__getitem__, np.asarray(ids).tolist()))
+
+    def num_bytes(self, tokens: np.ndarray) -> int:
+        """Returns the bytes of the pieces."""
+        ids = np.asarray(tokens)
+        parts = (ids[begin : begin + PART_TOKENS] for begin in range(0, ids.size, PART_TOKENS))
+        return sum(int(self._lengths[part].sum()) for part in parts)
 
 
 @dataclasses.dataclass(frozen=True)

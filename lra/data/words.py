@@ -7,16 +7,14 @@ import functools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from lra.data.vocabulary import Vocabulary
+from lra.data.vocabulary import Pieces
 from lra.errors import UserError
 
 LINE_END, UNKNOWN = "<eos>", "<unk>"
-_PART = 1 << 22
 
 
-class Words(Vocabulary):
+class Words(Pieces):
     r"""Words by id, with one `<eos>` at each line's end, blank lines included, or without.
 
     White space is Unicode's, as Python's `str.split` has it. A word that the vocabulary has not is `<unk>` where the
@@ -47,12 +45,8 @@ class Words(Vocabulary):
         self.start = self._ids.get(LINE_END, self._unknown or 0)
 
     @functools.cached_property
-    def _pieces(self) -> list[bytes]:
+    def pieces(self) -> list[bytes]:
         return [b"\n " if word == LINE_END.encode() else word + b" " for word in self._words]
-
-    @functools.cached_property
-    def _lengths(self) -> np.ndarray:
-        return np.asarray([len(piece) for piece in self._pieces], np.int64)
 
     def state(self) -> bytes:
         """The words in the order of their ids, one a line, in UTF-8."""
@@ -75,16 +69,6 @@ class Words(Vocabulary):
                 ) from None
         get, unknown = self._ids.get, self._unknown
         return np.fromiter((get(word, unknown) for word in words), self.dtype, len(words))
-
-    def decode(self, ids: npt.ArrayLike) -> bytes:
-        self.check(ids)
-        return b"".join(map(self._pieces.__getitem__, np.asarray(ids).tolist()))
-
-    def num_bytes(self, tokens: np.ndarray) -> int:
-        """Returns the bytes of the words and line ends, with the space that follows each."""
-        ids = np.asarray(tokens)
-        parts = (ids[begin : begin + _PART] for begin in range(0, ids.size, _PART))  # each becomes one of int64
-        return sum(int(self._lengths[part].sum()) for part in parts)
 
 
 def split(text: bytes | str, line_ends: bool) -> list[str]:

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from lra.data import words
+from lra.data.vocabulary import PART_TOKENS
 from lra.errors import UserError
 
 TEXT = " b a b \n \n c <unk> b \n"
@@ -40,7 +41,7 @@ def test_bytes_and_text() -> None:
     assert vocabulary.decode(tokens) == text.encode()[1:] + b" "
     assert vocabulary.num_bytes(tokens) == len(text.encode())
     assert b"".join(vocabulary.decode([token]) for token in tokens) == vocabulary.decode(tokens)
-    many = np.tile(tokens, words._PART // tokens.size + 2)
+    many = np.tile(tokens, PART_TOKENS // tokens.size + 2)
     assert vocabulary.num_bytes(many) == len(text.encode()) * (many.size // tokens.size)
 
 
