@@ -71,6 +71,7 @@ class Attention(nnx.Module):
         *,
         visibility: Visibility | None = None,
         terms: Terms = (),
+        span: int | None = None,
         key: Array | None = None,
         train: bool = False,
     ) -> Attended:
@@ -81,6 +82,7 @@ class Attention(nnx.Module):
             length: T.
             visibility: of T queries and S keys.
             terms: additions by position.
+            span: tokens from the oldest key to the last query, for keys that stand for several; None for S.
             key: random key of this layer and step.
             train: whether dropout and updates of buffers are on.
 
@@ -92,6 +94,9 @@ class Attention(nnx.Module):
             packed = visibility.q_segment is not None
             require(self.pattern.promise, type(self.pattern).__name__, padding=padded, packing=packed)
         own = inputs[:, inputs.shape[1] - length :]
+        back = (inputs.shape[1] if span is None else span) - 1
+        back = back if self.pattern.reach is None else min(back, self.pattern.reach)
+        terms = tuple(term.within(0 if self.pattern.causal else length - 1, back) for term in terms)
         q, k, v = self._heads(self.query(own)), self._heads(self.key(inputs)), self._heads(self.value(inputs))
         attended = self.pattern(
             q, k, v, inputs=Inputs(own, inputs, self._project), visibility=visibility, terms=terms, key=key, train=train

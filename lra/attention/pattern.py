@@ -189,6 +189,11 @@ class Pattern(nnx.Module):
     def rule(self) -> Rule:
         """`rule(q: Entry, k: Entry) -> bool`: the definition of the pattern, for oracle, drawings and decoding."""
 
+    @property
+    def reach(self) -> int | None:
+        """No key further back than this many tokens is read; None for no bound."""
+        return None
+
     @classmethod
     @abc.abstractmethod
     def examples(cls) -> tuple[dict[str, Any], ...]:
