@@ -8,6 +8,7 @@ from lra.attention.fixed import Fixed, fixed
 from lra.attention.full import Full, full
 from lra.attention.heads import Heads
 from lra.attention.layer import Attention
+from lra.attention.lsh import lsh
 from lra.attention.memory import Memory, Recurrence
 from lra.attention.memory_compressed import MemoryCompressed, memory_compressed
 from lra.attention.pattern import EXAMPLE_HEADS, Attended, Pattern, Promise, Site
@@ -59,6 +60,7 @@ __all__ = [
     "blockwise",
     "fixed",
     "full",
+    "lsh",
     "memory_compressed",
     "sliding_window",
     "strided",
