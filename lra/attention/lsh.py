@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
+from flax import nnx
 
 from lra.attention import arrange, core, hashing
-from lra.attention.arrange import Grid, Layout, Side
-from lra.attention.core import Partial, Terms
+from lra.attention.arrange import Entries, Labels
+from lra.attention.core import Rule, Terms
 from lra.attention.hashing import Buckets
-from lra.attention.pattern import aligned, default_scale
+from lra.attention.pattern import Attended, Inputs, Pattern, Promise, Site, aligned, default_scale
 from lra.attention.precision import accumulator
 from lra.attention.rows import harmless, lengths
+from lra.attention.sorted_chunks import arranged, combined, earlier, sets_of, sort
 from lra.attention.visibility import Array, Entry, Visibility
 
 Sets = Literal["paper", "released"]
@@ -32,9 +33,6 @@ Sets = Literal["paper", "released"]
 
 FORMS = {"paper": (True, True), "released": (False, False)}
 """Whether keys of other buckets are left out, and whether a key counts once only."""
-
-_NONE = -2
-"""A query's number where a round does not count: no key has it, nor the next one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,182 +61,27 @@ class OwnRule:
         return q.position == k.position
 
 
+@dataclasses.dataclass(frozen=True)
+class LSHRule:
+    """The keys of these rounds' sets; a query itself where it may read nothing else in any round, its label "alone"."""
+
+    causal: bool
+    rounds: tuple[str, ...]
+
+    def __call__(self, q: Entry, k: Entry) -> Array:
+        others = SharedRule(self.causal, self.rounds)(q, k)
+        return others | ((q.position == k.position) & (q.labels["alone"] > 0))
+
+
 def _shared(q: Entry, k: Entry, name: str) -> Array:
     back = q.labels[name] - k.labels[name]
     return (back == 0) | (back == 1)
 
 
 def unit(x: Array) -> Array:
-    """Vectors [..., D] of length sqrt(D), as the released code makes keys: at scale 1/sqrt(D) they count as length 1."""
+    """Vectors [..., D] of length sqrt(D), as in the released code: at scale 1/sqrt(D) they count as length 1."""
     wide = x.astype(accumulator(x.dtype))
     return (wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype)
-
-
-def sort(buckets: Array, visibility: Visibility) -> tuple[Array, Array]:
-    """The order of each head's entries in each round, and their ranks in it.
-
-    Sorted by bucket, then index; what is packed by segment first; invalid entries last.
-
-    Args:
-        buckets: [B, S, H, rounds] integers.
-        visibility: of S keys.
-
-    Returns:
-        Indices in sorted order, and the rank of each entry: int32 [B, H, rounds, S].
-    """
-    bucket = jnp.moveaxis(buckets, 1, -1)
-
-    def everywhere(x: Array) -> Array:
-        return jnp.broadcast_to(x[:, None, None], bucket.shape)
-
-    keys = [bucket]
-    if visibility.k_segment is not None:
-        keys.insert(0, everywhere(visibility.k_segment))
-    if visibility.k_valid is not None:
-        keys.insert(0, everywhere(~visibility.k_valid))
-    index = jax.lax.broadcasted_iota(jnp.int32, bucket.shape, bucket.ndim - 1)
-    *_, order = jax.lax.sort((*keys, index), num_keys=len(keys), is_stable=True)
-    return order, jnp.put_along_axis(jnp.zeros_like(index), order, index, axis=-1, inplace=False)
-
-
-def sets_of(buckets: Array, rank: Array, chunk: int, within: int | None) -> Array:
-    """A number for each entry and round: queries read those of their own number and of the one before.
-
-    That is the chunk's number, or bucket x (chunks + 1) + chunk, so that another bucket's is never the one before.
-
-    Args:
-        buckets: [B, S, H, rounds]. rank: [B, H, rounds, S]. chunk: entries of a chunk.
-        within: how many buckets there are, where those of other buckets are left out.
-
-    Returns:
-        int32 [B, H, rounds, S].
-    """
-    number = rank // chunk
-    if within is None:
-        return number
-    chunks = -(-rank.shape[-1] // chunk)
-    if within * (chunks + 1) >= 2**31:
-        raise ValueError(f"{within} buckets x {chunks} chunks exceed 32 bits: use fewer buckets, or longer chunks")
-    return jnp.moveaxis(buckets, 1, -1) * (chunks + 1) + number
-
-
-def _rows(x: Array, index: Array) -> Array:
-    return jnp.take(x.reshape(-1, x.shape[-1]), index, axis=0, mode="clip")
-
-
-@jax.custom_vjp
-def _gather(x: Array, index: Array, place: Array) -> Array:
-    """Rows of x [B, S, H, D] at `index` [N, B, R, H, c] of them; `place` [R, B, S, H] says where each row went.
-
-    A row went to one place a round, so that the gradient is gathered as well: adding row by row is slow.
-    """
-    return _rows(x, index)
-
-
-def _gather_forward(x: Array, index: Array, place: Array) -> tuple[Array, Array]:
-    return _rows(x, index), place
-
-
-def _gather_backward(place: Array, gradient: Array) -> tuple[Array, None, None]:
-    parts = [_rows(gradient, place[r]) for r in range(len(place))]
-    return functools.reduce(jnp.add, parts), None, None  # XLA fuses these gathers, but not those of a sum over an axis
-
-
-_gather.defvjp(_gather_forward, _gather_backward)
-
-
-@jax.custom_vjp
-def _scatter(y: Array, index: Array, place: Array) -> tuple[Array, ...]:
-    """The inverse of `_gather`: sorted rows y [N, B, R, H, c, E] at their places, [B, S, H, E] for each round."""
-    return tuple(_rows(y, place[r]) for r in range(len(place)))
-
-
-def _scatter_forward(y: Array, index: Array, place: Array) -> tuple[tuple[Array, ...], Array]:
-    return _scatter(y, index, place), index
-
-
-def _scatter_backward(index: Array, gradients: tuple[Array, ...]) -> tuple[Array, None, None]:
-    # Rows that only fill the last chunk get some gradient too: they read nothing, which passes none.
-    return jnp.stack([_rows(each, index[:, :, r]) for r, each in enumerate(gradients)], axis=2), None, None
-
-
-_scatter.defvjp(_scatter_forward, _scatter_backward)
-
-
-def earlier(rounds: int) -> tuple[str, ...]:
-    """The labels of the rounds before."""
-    return tuple(f"earlier{j}" for j in range(rounds - 1))
-
-
-def arranged(
-    q: Array, k: Array, v: Array, buckets: Array, visibility: Visibility, *, chunk: int, within: int | None, once: bool
-) -> tuple[Grid, Array, Array]:
-    """Sorted chunks of all rounds: blocks [N, B, R, H, chunk, ...], a class R for each round.
-
-    Args:
-        q: [B, T, H, D]. k: [B, S, H, D], of length sqrt(D). v: [B, S, H, E].
-        buckets: [B, S, H, R]. visibility: checked.
-        chunk: entries of a block. within: see `sets_of`. once: whether no key counts twice.
-
-    Returns:
-        The grid, and `index` and `place` of `_gather`. Labels are "own" and, where no key counts twice, `earlier`.
-    """
-    length, size = lengths(q, k, visibility)
-    batch, _, heads, rounds = buckets.shape
-    count = -(-size // chunk)
-    order, rank = sort(buckets, visibility)
-    row = (jnp.arange(batch, dtype=jnp.int32)[:, None, None, None] * size + order) * heads
-    row = row + jnp.arange(heads, dtype=jnp.int32)[:, None, None]
-
-    def cut(x: Array) -> Array:  # [B, H, R, S] in sorted order to [N, B, R, H, chunk]
-        x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, count * chunk - size)))
-        return jnp.moveaxis(x.reshape(batch, heads, rounds, count, chunk), (3, 0, 2, 1), (0, 1, 2, 3))
-
-    index = cut(row)
-    axes = [jnp.arange(n, dtype=jnp.int32) for n in (batch, heads, rounds)]
-    b, h, r = axes[0][:, None, None, None], axes[1][:, None, None], axes[2][:, None]
-    place = (((rank // chunk * batch + b) * rounds + r) * heads + h) * chunk + rank % chunk
-    place = jnp.moveaxis(place, (2, 0, 3, 1), (0, 1, 2, 3))
-
-    def known(x: Array) -> Array:  # [B or 1, S] or [B, H, S] to the blocks
-        x = jnp.broadcast_to(x[:, None] if x.ndim == 2 else x, (batch, heads, size))
-        return cut(jnp.take_along_axis(x[:, :, None], order, axis=-1))
-
-    numbers = sets_of(buckets, rank, chunk, within)
-    labels = {"own": cut(jnp.take_along_axis(numbers, order, axis=-1))}
-    asked = dict(labels)
-    for j, name in enumerate(earlier(rounds) if once else ()):
-        labels[name] = known(numbers[:, :, j])
-        asked[name] = jnp.where(axes[2][:, None, None] > j, labels[name], _NONE)
-    position = known(jnp.asarray(visibility.positions(length, size)[1]))
-    there = jnp.arange(count * chunk, dtype=jnp.int32).reshape(count, 1, 1, 1, chunk) < size
-    valid = there if visibility.k_valid is None else there & known(visibility.k_valid)
-    asking = valid
-    if visibility.q_valid is not None or length < size:
-        own = jnp.ones((1, length), bool) if visibility.q_valid is None else visibility.q_valid
-        asking = valid & known(jnp.pad(own, ((0, 0), (size - length, 0))))
-    segment = None if visibility.k_segment is None else known(visibility.k_segment)
-    pairs = tuple((i, j) for i in range(count) for j in (i - 1, i) if j >= 0)
-    q = jnp.pad(harmless(q, visibility.q_valid), ((0, 0), (size - length, 0), (0, 0), (0, 0)))
-    blocks = [_gather(x, index, place) for x in (q, harmless(k, visibility.k_valid), harmless(v, visibility.k_valid))]
-    layout = Layout(pairs=pairs, step=1, consecutive=False, front=0, length=count * rounds * chunk)
-    grid = Grid(*blocks, Side(position, asking, segment, asked), Side(position, valid, segment, labels), layout)
-    return grid, index, place
-
-
-def combined(part: Partial, index: Array, place: Array) -> Partial:
-    """Attention of the sorted entries, [B, N chunk R, H, ...] as `core.attend` gives it, back to [B, S, H, ...].
-
-    Rounds are mixed by their log-sum-exp.
-    """
-    count, batch, rounds, heads, chunk = index.shape
-
-    def back(x: Array) -> tuple[Array, ...]:
-        x = x.reshape(batch, count, chunk, rounds, heads, -1)
-        return _scatter(jnp.moveaxis(x, (1, 0, 3, 4, 2), (0, 1, 2, 3, 4)), index, place)
-
-    each = zip(back(part.out), back(part.logsumexp), strict=True)
-    return core.union(*(Partial(out, logsumexp[..., 0]) for out, logsumexp in each))
 
 
 @functools.partial(
@@ -316,7 +159,7 @@ def lsh(
 def select(
     k: Array, *, buckets: Buckets, rounds: int, visibility: Visibility | None = None, key: Array | None = None
 ) -> Array:
-    """The bucket of each key in each round: the integers by which `lsh` chooses, saved for the backward pass.
+    """The bucket of each key in each round: the integers by which `lsh` chooses.
 
     Args:
         k: [B, S, H, D].
@@ -329,7 +172,7 @@ def select(
     key = core.part_key(jax.random.key(0) if key is None else key, 0)
     rotations = hashing.rotations(key, buckets, rounds=rounds, heads=k.shape[2], width=k.shape[3])
     k = harmless(k, None if visibility is None else visibility.k_valid)
-    return checkpoint_name(hashing.hashes(k, rotations, buckets), "selection")
+    return hashing.hashes(k, rotations, buckets)
 
 
 def check_sizes(chunk: int, buckets: Buckets, rounds: int, sets: str) -> None:
@@ -341,3 +184,125 @@ def check_sizes(chunk: int, buckets: Buckets, rounds: int, sets: str) -> None:
     hashing.factors(buckets)
     if sets not in FORMS:
         raise ValueError(f'sets needs to be "paper" or "released", got {sets!r}')
+
+
+class LSH(Pattern):
+    """See `lsh`; `chunk` and `rounds` may be tuples with one entry a layer.
+
+    In training each step hashes by other directions, in evaluation by those of the run's seed.
+
+    Args:
+        evaluation_rounds: rounds outside of training; None for as many. More of them find more.
+        chunk, buckets, rounds, sets: as of `lsh`.
+        site: where the layer stands. rngs: random streams.
+    """
+
+    projections = "shared_qk"
+
+    def __init__(
+        self,
+        *,
+        chunk: int | tuple[int, ...],
+        buckets: Buckets,
+        rounds: int | tuple[int, ...],
+        evaluation_rounds: int | None = None,
+        sets: Sets = "paper",
+        site: Site,
+        rngs: nnx.Rngs,
+    ) -> None:
+        self.chunk, self.rounds = site.pick("LSH.chunk", chunk), site.pick("LSH.rounds", rounds)
+        self.evaluation_rounds = self.rounds if evaluation_rounds is None else evaluation_rounds
+        self.buckets, self.sets = buckets, sets
+        super().__init__(site)
+        for n in (self.rounds, self.evaluation_rounds):
+            check_sizes(self.chunk, buckets, n, sets)
+        self.combination = "union" if FORMS[sets][1] else "rounds"
+
+    @property
+    def promise(self) -> Promise:
+        return Promise(
+            causal="selection", bidirectional=True, memory=True, padding=True, packing="masked", distances=True,
+            dropout=True, sorts=True,
+        )  # fmt: skip
+
+    @property
+    def rule(self) -> Rule:
+        return LSHRule(self.causal, tuple(f"round{r}" for r in range(self.evaluation_rounds)))
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        rule = self.rule
+        if self.combination == "union":
+            return (rule,)
+        return tuple(LSHRule(self.causal, (name,)) for name in rule.rounds)
+
+    @classmethod
+    def examples(cls) -> tuple[dict[str, Any], ...]:
+        return (
+            {"chunk": 4, "buckets": 4, "rounds": 2},
+            {"chunk": 3, "buckets": (2, 2), "rounds": 3, "sets": "released"},
+        )
+
+    @classmethod
+    def typical(cls, num_heads: int) -> dict[str, Any]:
+        return {"chunk": 64, "buckets": (16, 16), "rounds": 4}
+
+    def select(
+        self, q: Array, k: Array, *, visibility: Visibility | None = None, key: Array | None = None, train: bool = False
+    ) -> Array:
+        rounds = self.rounds if train else self.evaluation_rounds
+        return select(k, buckets=self.buckets, rounds=rounds, visibility=visibility, key=key)
+
+    def labels(self, queries: int, keys: int, visibility: Visibility, selection: Any = None) -> Labels:
+        """The set of each entry in each round, and "alone" for queries that may read no other token in any of them."""
+        within = hashing.count(self.buckets) if FORMS[self.sets][0] else None
+        numbers = sets_of(selection, sort(selection, visibility)[1], self.chunk, within)
+        known = {f"round{r}": numbers[:, :, r].swapaxes(1, 2) for r in range(numbers.shape[2])}
+        asked = {name: x[:, keys - queries :] for name, x in known.items()}
+        places = visibility.positions(queries, keys)
+        q = Entries(places[0], visibility.q_valid, visibility.q_segment, asked)
+        k = Entries(places[1], visibility.k_valid, visibility.k_segment, known)
+        return asked | {"alone": ~_any(SharedRule(self.causal, tuple(known)), q, k)}, known
+
+    def prepare(self, q: Array, k: Array) -> tuple[Array, Array]:
+        return q, unit(k)
+
+    def __call__(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        inputs: Inputs | None = None,
+        visibility: Visibility | None = None,
+        terms: Terms = (),
+        key: Array | None = None,
+        train: bool = False,
+        selection: Any = None,
+    ) -> Attended:
+        rounds = self.rounds if train else self.evaluation_rounds
+        out = lsh(
+            q, k, v, chunk=self.chunk, buckets=self.buckets, rounds=rounds, sets=self.sets, causal=self.causal,
+            visibility=visibility, terms=terms, selection=selection, dropout=self.dropout_rate(train), key=key,
+        )  # fmt: skip
+        return Attended(out)
+
+
+def _any(rule: Rule, q: Entries, k: Entries) -> Array:
+    """Whether each query may read any key by `rule` and visibility: booleans [B, T, H], never holding T x S of them."""
+
+    def wide(x: Array) -> Array:
+        return jnp.asarray(x)[..., None] if x.ndim == 2 else x
+
+    q, k = jax.tree.map(wide, (q, k))
+    known = Entry(k.position, 0, k.labels)
+
+    def row(q: Entries) -> Array:
+        q = jax.tree.map(lambda x: x[:, None], q)
+        allowed = rule(Entry(q.position, 0, q.labels), known)
+        for own, other in ((True, k.valid), (q.segment, k.segment)):
+            allowed = allowed if other is None else allowed & (own == other)
+        return allowed.any(1)
+
+    moved = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), q)
+    return jnp.moveaxis(jax.lax.map(row, moved), 0, 1)

@@ -11,44 +11,20 @@ from lra.attention import Visibility, full, lsh
 from lra.attention.lsh import select, unit
 from lra.attention.terms import ALiBiTerm
 from tests.attention.cases import normal
+from tests.attention.hashed import reads
 from tests.attention.oracle import error
 
 KEY = jax.random.key(4)
 
 
-def reads(buckets, chunk, sets, causal, queries, valid=None, segment=None):
-    """How often each query reads each key, by loops over the definition: integers [B, H, T, S]."""
-    batch, size, heads, rounds = buckets.shape
-    valid = np.ones((batch, size), bool) if valid is None else valid
-    segment = np.zeros((batch, size), int) if segment is None else segment
-    times = np.zeros((batch, heads, size, size), int)
-    for b, h in np.ndindex(batch, heads):
-        for r in range(rounds):
-            bucket = buckets[b, :, h, r]
-            ranked = sorted(np.flatnonzero(valid[b]), key=lambda t: (segment[b, t], bucket[t], t))
-            chunks = [ranked[n : n + chunk] for n in range(0, len(ranked), chunk)]
-            for n, mine in enumerate(chunks):
-                for i in mine:
-                    for j in mine + (chunks[n - 1] if n else []):
-                        seen = segment[b, i] == segment[b, j] and (j < i if causal else j != i)
-                        if seen and (sets == "released" or bucket[i] == bucket[j]):
-                            times[b, h, i, j] += 1
-    if sets == "paper":
-        times = np.minimum(times, 1)
-    alone = (times.sum(-1) == 0) & valid[:, None]
-    b, h, i = np.nonzero(alone)
-    times[b, h, i, i] = 1
-    return times[:, :, size - queries :]
-
-
 def dense(q, k, v, times, slopes=None):
     """Softmax of unit keys, each as often as it is read; float64."""
-    k = k / np.sqrt((k**2).mean(-1, keepdims=True) + 1e-6)
+    k = k / jnp.sqrt((k**2).mean(-1, keepdims=True) + 1e-6)
     s = jnp.einsum("bthd,bshd->bhts", q, k) / np.sqrt(q.shape[-1])
     if slopes is not None:
         index = np.arange(k.shape[1])
         s = s - slopes[:, None, None] * np.abs(index[-q.shape[1] :, None] - index)
-    weights = times * jnp.exp(s)
+    weights = jnp.asarray(times, s.dtype) * jnp.exp(s)
     return jnp.einsum("bhts,bshe->bthe", weights / jnp.maximum(weights.sum(-1, keepdims=True), 1e-30), v)
 
 
@@ -97,7 +73,7 @@ def test_the_definition(name, rng, quick_compilation):
         assert error(got, wish) < 1e-5
 
 
-def test_one_chunk_across_buckets_is_full_attention_to_all_others(rng):
+def test_one_chunk_across_buckets_is_full_attention_to_all_others(rng, quick_compilation):
     """No approximation remains: dense shared-QK attention without the token itself."""
     k, v = normal(rng, 1, 23, 2, 8), normal(rng, 1, 23, 2, 8)
     got = lsh(k, k, v, chunk=23, buckets=4, rounds=2, sets="released", causal=False, key=KEY)
@@ -107,15 +83,15 @@ def test_one_chunk_across_buckets_is_full_attention_to_all_others(rng):
     assert error(got, with_itself) > 0.01
 
 
-def test_more_rounds_find_more(rng):
+def test_more_rounds_find_more(rng, quick_compilation):
     """The error against full attention falls with rounds on vectors that lie in clusters."""
     centres = normal(rng, 12, 16)
     k = 3 * (centres[rng.integers(0, 12, 96)] + 0.3 * normal(rng, 96, 16))[None, :, None]
     v = normal(rng, 1, 96, 1, 16)
     want = dense(k, k, v, np.tril(np.ones((96, 96)), -1)[None, None] + np.eye(96) * (np.arange(96) == 0))
     errors = []
-    for rounds in (1, 2, 4, 8):
-        tries = [lsh(k, k, v, chunk=16, buckets=12, rounds=rounds, key=jax.random.key(n)) for n in range(4)]
+    for rounds in (1, 2, 6):
+        tries = [lsh(k, k, v, chunk=16, buckets=12, rounds=rounds, key=jax.random.key(n)) for n in range(6)]
         errors.append(np.mean([error(out, want) for out in tries]))
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 0.5 * errors[0]
@@ -133,7 +109,7 @@ def test_same_key_same_buckets(rng):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"buckets": 7}, "even.* 8 would do"),
+        ({"buckets": 7}, r"even, got 7 \(8 would do\)"),
         ({"buckets": (4, 3)}, "even"),
         ({"chunk": 0}, "chunk"),
         ({"rounds": 0}, "rounds"),
