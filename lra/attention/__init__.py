@@ -9,6 +9,7 @@ from lra.attention.fixed import Fixed, fixed
 from lra.attention.full import Full, full
 from lra.attention.heads import Heads
 from lra.attention.layer import Attention
+from lra.attention.lsh import LSH, lsh
 from lra.attention.memory import Memory, Recurrence
 from lra.attention.memory_compressed import MemoryCompressed, memory_compressed
 from lra.attention.pattern import EXAMPLE_HEADS, Attended, Pattern, Promise, Site
@@ -27,12 +28,14 @@ PATTERNS: dict[str, type[Any]] = {
     "blockwise": Blockwise,
     "window_global": WindowGlobal,
     "memory_compressed": MemoryCompressed,
+    "lsh": LSH,
     "heads": Heads,
 }
 """The registry: the name of a pattern's function and configuration, and its class."""
 
 __all__ = [
     "EXAMPLE_HEADS",
+    "LSH",
     "PATTERNS",
     "ALiBi",
     "Attended",
@@ -63,6 +66,7 @@ __all__ = [
     "blockwise",
     "fixed",
     "full",
+    "lsh",
     "memory_compressed",
     "sliding_window",
     "strided",
