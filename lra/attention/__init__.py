@@ -11,6 +11,7 @@ from lra.attention.layer import Attention
 from lra.attention.memory import Memory, Recurrence
 from lra.attention.memory_compressed import MemoryCompressed, memory_compressed
 from lra.attention.pattern import EXAMPLE_HEADS, Attended, Pattern, Promise, Site
+from lra.attention.routing import Routing, routing
 from lra.attention.sliding_window import SlidingWindow, sliding_window
 from lra.attention.strided import Strided, strided
 from lra.attention.terms import ALiBi, Rotary, Term, TermModule
@@ -26,6 +27,7 @@ PATTERNS: dict[str, type[Any]] = {
     "blockwise": Blockwise,
     "window_global": WindowGlobal,
     "memory_compressed": MemoryCompressed,
+    "routing": Routing,
     "heads": Heads,
 }
 """The registry: the name of a pattern's function and configuration, and its class."""
@@ -48,6 +50,7 @@ __all__ = [
     "Promise",
     "Recurrence",
     "Rotary",
+    "Routing",
     "Site",
     "SlidingWindow",
     "Strided",
@@ -60,6 +63,7 @@ __all__ = [
     "fixed",
     "full",
     "memory_compressed",
+    "routing",
     "sliding_window",
     "strided",
     "window_global",

@@ -89,7 +89,7 @@ def same_rows(*arrays: Array) -> list[Array]:
 
 
 def pick(x: Array, index: Array) -> Array:
-    """Entries of each head at an index of its own: [B, n, H, ...] of [B or 1, L] or [B or 1, L, H, ...] at [B, n, H]."""
+    """Entries of [B or 1, L] or [B or 1, L, H, ...] at an index [B, n, H] of each head: [B, n, H, ...]."""
     x = jnp.asarray(x)
     x = x[:, :, None] if x.ndim == 2 else x
     x = jnp.broadcast_to(x, (index.shape[0], x.shape[1], index.shape[2], *x.shape[3:]))

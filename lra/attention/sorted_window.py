@@ -52,7 +52,7 @@ class SortedWindowRule:
 
 def sorted_labels(labels: Array, length: int, valid: Array | None) -> Labels:
     """What the rule reads: labels and ranks of all rounds, for T queries and S keys, from labels [B, S, H, R]."""
-    known = {}
+    known: dict[str, Array] = {}
     for r in range(labels.shape[-1]):
         label = labels[..., r]
         known |= {f"label{r}": label, f"rank{r}": _inverse(_order(label, valid))}
@@ -181,7 +181,7 @@ def _permute_forward(x: Array, order: Array, inverse: Array) -> tuple[Array, Any
 
 
 def _permute_backward(saved: Any, cotangent: Array) -> tuple[Array, None, None]:
-    order, inverse = saved
+    _, inverse = saved
     return pick(cotangent, inverse), None, None
 
 

@@ -72,7 +72,8 @@ def expected(pattern, a, selection):
             q, k = part.prepare(q, k)
             return (q, *part.summarise(k, v, visibility))
 
-        heads = [jnp.asarray(x[:, :, first:last], wide) for x in (a.q, a.k, a.v)]
+        # NaN in what nobody may read would be NaN in the gradient of `prepare`, which gets 0 for it.
+        heads = [jnp.nan_to_num(jnp.asarray(x[:, :, first:last], wide)) for x in (a.q, a.k, a.v)]
         prepared, back = jax.vjp(prepare, *heads)
         scale = part.scale or cases.WIDTH**-0.5
         out, found = oracle.combined(

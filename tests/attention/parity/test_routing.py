@@ -1,14 +1,15 @@
 """Routing attention: google-research's (derived from its code) and lucidrains' routing-transformer 1.6.1."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lra.attention import Term, Visibility, block_local, clustering, routing
+from lra.attention import Term, Visibility, block_local, clustering
+from lra.attention.routing import attend as attend_members
+from lra.attention.routing import choose
 from lra.attention.terms import RotaryTerm, distances
 from tests.attention.parity.fixtures import close, close_gradient, gradients, load
 
@@ -64,7 +65,7 @@ def test_google(variant):
     means = jnp.asarray(want["weights/means"])
     tables = [jnp.asarray(want[f"weights/relative_{x}"]) for x in ("keys", "values")]
     normal = clustering.normalise
-    members = routing.choose(normal(q), normal(q if causal else k), centroids=means, window=WINDOW, causal=causal)
+    members = choose(normal(q), normal(q if causal else k), centroids=means, window=WINDOW, causal=causal)
     check_members(members, want, variant)
 
     def auxiliary(q, k):
@@ -75,7 +76,7 @@ def test_google(variant):
     def attend(q, k, v, *tables):
         q, k = normal(q), normal(q if causal else k)
         terms = (RankTable(*tables),) if variant.endswith("relative") else ()
-        out, count = routing.attend(q, k, v, members, causal=causal, scale=1.0, terms=terms)
+        out, count = attend_members(q, k, v, members, causal=causal, scale=1.0, terms=terms)
         return damped(out, count, 1e-2), auxiliary(q, k)
 
     (out, loss), grads = gradients(attend, (q, k, v, *tables), (cotangent, jnp.float32(AUX_WEIGHT)))
@@ -117,7 +118,7 @@ def lucidrains(q, k, v, means, *, causal, shared, slots=(), valid=None):
     """Attention, the commitment loss, and the members; `slots` are keys and values [H, K, M, D] of the clusters."""
     k = q if shared else k
     visibility = Visibility.tokens(valid=valid)
-    members = routing.choose(unit(q), unit(k), centroids=means, window=WINDOW, causal=shared)  # padding takes places
+    members = choose(unit(q), unit(k), centroids=means, window=WINDOW, causal=shared)  # padding takes places
     both = [clustering.commitment(unit(q), means, members.q_cluster)]
     both += [] if shared else [clustering.commitment(unit(k), means, members.k_cluster)]
     loss = BETA * sum(both) / len(both)
@@ -125,12 +126,12 @@ def lucidrains(q, k, v, means, *, causal, shared, slots=(), valid=None):
     chosen, (batch, length) = members, q.shape[:2]
     if slots and slots[0].shape[2]:
         heads, clusters, count, width = slots[0].shape
-        k, v = (
-            jnp.concatenate(
-                [jnp.broadcast_to(s.reshape(1, heads, -1, width).swapaxes(1, 2), (batch, clusters * count, *x.shape[2:])), x], 1
-            )
-            for s, x in zip(slots, (k, v), strict=True)
-        )
+
+        def behind(slots, x):
+            slots = slots.reshape(1, heads, -1, width).swapaxes(1, 2)
+            return jnp.concatenate([jnp.broadcast_to(slots, (batch, *slots.shape[1:])), x], axis=1)
+
+        k, v = (behind(*each) for each in zip(slots, (k, v), strict=True))
         first = jnp.arange(clusters * count, dtype=jnp.int32).reshape(clusters, count)
         first = jnp.broadcast_to(first, (*members.keys.shape[:3], count))
         chosen = dataclasses.replace(chosen, keys=jnp.concatenate([first, members.keys + clusters * count], -1))
@@ -139,7 +140,7 @@ def lucidrains(q, k, v, means, *, causal, shared, slots=(), valid=None):
             q_position=place, k_position=jnp.concatenate([jnp.full((1, clusters * count), -1, jnp.int32), place], 1)
         )
     terms = (NotItself(),) if shared else ()
-    out, count = routing.attend(q, k, v, chosen, causal=causal, visibility=visibility, terms=terms)
+    out, count = attend_members(q, k, v, chosen, causal=causal, visibility=visibility, terms=terms)
     return damped(out, count, 1e-5), loss, members
 
 
