@@ -4,14 +4,17 @@ from typing import Any
 
 from lra.attention.block_local import BlockLocal, block_local
 from lra.attention.blockwise import Blockwise, blockwise
+from lra.attention.distance_terms import LearnedDistance, ShawRelative, XLRelative
 from lra.attention.fixed import Fixed, fixed
 from lra.attention.full import Full, full
 from lra.attention.heads import Heads
 from lra.attention.layer import Attention
+from lra.attention.lsh_strict import StrictLSH, lsh_strict
 from lra.attention.memory import Memory, Recurrence
 from lra.attention.memory_compressed import MemoryCompressed, memory_compressed
 from lra.attention.pattern import EXAMPLE_HEADS, Attended, Pattern, Promise, Site
 from lra.attention.routing import Routing, routing
+from lra.attention.routing_strict import StrictRouting, routing_strict
 from lra.attention.sliding_window import SlidingWindow, sliding_window
 from lra.attention.strided import Strided, strided
 from lra.attention.terms import ALiBi, Rotary, Term, TermModule
@@ -28,6 +31,8 @@ PATTERNS: dict[str, type[Any]] = {
     "window_global": WindowGlobal,
     "memory_compressed": MemoryCompressed,
     "routing": Routing,
+    "routing_strict": StrictRouting,
+    "lsh_strict": StrictLSH,
     "heads": Heads,
 }
 """The registry: the name of a pattern's function and configuration, and its class."""
@@ -44,6 +49,7 @@ __all__ = [
     "Fixed",
     "Full",
     "Heads",
+    "LearnedDistance",
     "Memory",
     "MemoryCompressed",
     "Pattern",
@@ -51,19 +57,25 @@ __all__ = [
     "Recurrence",
     "Rotary",
     "Routing",
+    "ShawRelative",
     "Site",
     "SlidingWindow",
+    "StrictLSH",
+    "StrictRouting",
     "Strided",
     "Term",
     "TermModule",
     "Visibility",
     "WindowGlobal",
+    "XLRelative",
     "block_local",
     "blockwise",
     "fixed",
     "full",
+    "lsh_strict",
     "memory_compressed",
     "routing",
+    "routing_strict",
     "sliding_window",
     "strided",
     "window_global",

@@ -67,6 +67,11 @@ class Heads(Pattern):
     def rule(self) -> Rule:
         return HeadsRule(tuple(group.rule for group in self.groups), self.bounds)
 
+    @property
+    def reach(self) -> int | None:
+        bounds = [group.reach for group in self.groups]
+        return None if None in bounds else max(bounds)
+
     @classmethod
     def examples(cls) -> tuple[dict[str, Any], ...]:
         near = functools.partial(SlidingWindow, window=3)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from lra.attention import arrange, core
 from lra.attention.arrange import Entries, Labels
 from lra.attention.core import Terms
-from lra.attention.pattern import default_scale
+from lra.attention.pattern import EVERYTHING, default_scale
 from lra.attention.rows import harmless, lengths, pick
 from lra.attention.terms import prepare
 from lra.attention.visibility import Array, Entry, Visibility
@@ -48,6 +48,18 @@ class SortedWindowRule:
         """Tokens of a label stand side by side in the order of round r."""
         back = q.labels[f"rank{r}"] - k.labels[f"rank{r}"]
         return (q.labels[f"label{r}"] == k.labels[f"label{r}"]) & (back >= 0) & (back < self.window)
+
+
+STRICT = dataclasses.replace(EVERYTHING, bidirectional=False, sorts=True)
+"""What patterns promise that are such windows."""
+
+
+def check_window(window: int) -> None:
+    """Raises for a window that makes no sense."""
+    if window < 1:
+        raise ValueError(
+            f"window counts keys of a label up to the query's own and needs to be at least 1, got {window}"
+        )
 
 
 def sorted_labels(labels: Array, length: int, valid: Array | None) -> Labels:
@@ -100,10 +112,7 @@ def sorted_window(
         >>> bool(jax.numpy.allclose(sorted_window(q, k, v, labels=labels, window=3), same, atol=1e-6))
         True
     """
-    if window < 1:
-        raise ValueError(
-            f"window counts keys of a label up to the query's own and needs to be at least 1, got {window}"
-        )
+    check_window(window)
     visibility = visibility or Visibility()
     length, size = lengths(q, k, visibility)
     width = q.shape[-1]
