@@ -9,6 +9,7 @@ from lra.attention.fixed import Fixed, fixed
 from lra.attention.full import Full, full
 from lra.attention.heads import Heads
 from lra.attention.layer import Attention
+from lra.attention.lsh import LSH, lsh
 from lra.attention.lsh_strict import StrictLSH, lsh_strict
 from lra.attention.memory import Memory, Recurrence
 from lra.attention.memory_compressed import MemoryCompressed, memory_compressed
@@ -33,12 +34,14 @@ PATTERNS: dict[str, type[Any]] = {
     "routing": Routing,
     "routing_strict": StrictRouting,
     "lsh_strict": StrictLSH,
+    "lsh": LSH,
     "heads": Heads,
 }
 """The registry: the name of a pattern's function and configuration, and its class."""
 
 __all__ = [
     "EXAMPLE_HEADS",
+    "LSH",
     "PATTERNS",
     "ALiBi",
     "Attended",
@@ -72,6 +75,7 @@ __all__ = [
     "blockwise",
     "fixed",
     "full",
+    "lsh",
     "lsh_strict",
     "memory_compressed",
     "routing",

@@ -42,7 +42,7 @@ def count(buckets: Buckets) -> int:
 
 
 def rotations(key: Array, buckets: Buckets, *, rounds: int, heads: int, width: int) -> Array:
-    """Random directions, standard normal, float32 [H, D, rounds, sum of factors / 2]: each head and round has its own."""
+    """Random directions for each head and round, standard normal: float32 [H, D, rounds, sum of factors / 2]."""
     return jax.random.normal(key, (heads, width, rounds, sum(factors(buckets)) // 2), jnp.float32)
 
 
@@ -51,7 +51,7 @@ def hashes(x: Array, rotations: Array, buckets: Buckets) -> Array:
 
     Args:
         x: [B, L, H, D], finite.
-        rotations: [H, D, rounds, sum of factors / 2], see `rotations`; the columns of the factors lie one after another.
+        rotations: [H, D, rounds, sum of factors / 2], see `rotations`; a factor's columns lie together.
         buckets: their number, or its factors, of which the first one runs fastest.
 
     Returns:

@@ -14,6 +14,7 @@ from lra.attention import hashing
 from lra.attention.arrange import Labels
 from lra.attention.core import Rule, Terms
 from lra.attention.hashing import Buckets
+from lra.attention.lsh import unit
 from lra.attention.pattern import Attended, Inputs, Pattern, Promise, Site
 from lra.attention.rows import harmless, lengths
 from lra.attention.sorted_window import STRICT, SortedWindowRule, check_window, sorted_labels, sorted_window
@@ -71,7 +72,7 @@ def lsh_strict(
     if selection is None:
         selection = hashing.hashes(k, rotations, buckets)
     return sorted_window(
-        q, hashing.unit(k), v, labels=selection, window=window, scale=scale, visibility=visibility, terms=terms,
+        q, unit(k), v, labels=selection, window=window, scale=scale, visibility=visibility, terms=terms,
         dropout=dropout, key=key, precision=precision,
     )  # fmt: skip
 
@@ -116,7 +117,7 @@ class StrictLSH(Pattern):
         return {"buckets": 64, "window": 64, "rounds": 2}
 
     def prepare(self, q: Array, k: Array) -> tuple[Array, Array]:
-        return q, hashing.unit(k)
+        return q, unit(k)
 
     def select(
         self, q: Array, k: Array, *, visibility: Visibility | None = None, key: Array | None = None, train: bool = False
@@ -147,7 +148,7 @@ class StrictLSH(Pattern):
         if selection is None:
             selection = self.select(q, k, key=key)
         out = sorted_window(
-            q, hashing.unit(k), v, labels=selection, window=self.window, visibility=visibility, terms=terms,
+            q, unit(k), v, labels=selection, window=self.window, visibility=visibility, terms=terms,
             dropout=self.dropout_rate(train), key=key,
         )  # fmt: skip
         return Attended(out)

@@ -5,7 +5,6 @@ O(T (K + W)) time, O(T K) memory. Not published; see `sorted_window`. The origin
 
 from __future__ import annotations
 
-
 from typing import Any
 
 import jax
