@@ -26,10 +26,10 @@ SMOOTHING = 1e-5
 
 
 def normalise(x: Array) -> Array:
-    """Layer norm without gain and bias over the last axis: mean 0, norm sqrt(D), in the same dtype."""
-    wide = x.astype(accumulator(x.dtype))
-    wide = wide - wide.mean(-1, keepdims=True)
-    return (wide * jax.lax.rsqrt((wide**2).mean(-1, keepdims=True) + NORM_EPSILON)).astype(x.dtype)
+    """Layer norm without gain and bias over the last axis: mean 0, norm sqrt(D), in at least float32."""
+    x = x.astype(accumulator(x.dtype))
+    x = x - x.mean(-1, keepdims=True)
+    return x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + NORM_EPSILON)
 
 
 def affinities(x: Array, centroids: Array, valid: Array | None = None, precision: str = "highest") -> Array:

@@ -52,7 +52,7 @@ def lsh_strict(
         visibility, terms, dropout, key, precision: as of `full`.
 
     Returns:
-        [B, T, H, E] in q's dtype; exactly 0 where a query may read nothing.
+        [B, T, H, E] in v's dtype; exactly 0 where a query may read nothing.
 
     Raises:
         ValueError: a window below 1, an odd number of buckets, shapes that do not fit.
@@ -125,6 +125,9 @@ class StrictLSH(Pattern):
         key = jax.random.key(0) if key is None else key
         turned = hashing.rotations(key, self.buckets, rounds=self.rounds, heads=k.shape[2], width=k.shape[3])
         return hashing.hashes(harmless(k, None if visibility is None else visibility.k_valid), turned, self.buckets)
+
+    def colours(self, selection: Any) -> Array:
+        return selection[..., 0]
 
     def labels(self, queries: int, keys: int, visibility: Visibility, selection: Any = None) -> Labels:
         return sorted_labels(selection, queries, visibility.k_valid)

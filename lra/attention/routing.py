@@ -20,6 +20,7 @@ from lra.attention.pattern import Attended, Inputs, Promise, Site, default_scale
 from lra.attention.rows import harmless, lengths, pick, scatter
 from lra.attention.terms import prepare
 from lra.attention.visibility import Array, Entry, Visibility
+from lra.errors import UserError
 
 BITS = 31
 """Clusters whose members are told by the bits of one label."""
@@ -74,7 +75,7 @@ def routing(
         causal, visibility, terms, dropout, key, precision: as of `full`.
 
     Returns:
-        [B, T, H, E] in q's dtype; exactly 0 for tokens in no cluster, and where a query may read nothing.
+        [B, T, H, E] in v's dtype; exactly 0 for tokens in no cluster, and where a query may read nothing.
 
     Raises:
         ValueError: a window below 1, shapes that do not fit.
@@ -150,7 +151,7 @@ def attend(
         causal, visibility, terms, dropout, key, precision: as of `full`. scale: None for 1/sqrt(D).
 
     Returns:
-        out [B, T, H, E] in q's dtype, 0 where a query reads nothing; the number of those clusters [B, T, H].
+        out [B, T, H, E] in v's dtype, 0 where a query reads nothing; the number of those clusters [B, T, H].
     """
     visibility = visibility or Visibility()
     length, size = lengths(q, k, visibility)
@@ -181,7 +182,7 @@ def attend(
     index = jnp.maximum(queries, 0)  # what is no query reads nothing, so that adding it anywhere adds 0
     count = scatter(read.astype(jnp.int32), index, length)
     out = scatter(part.out, index, length) / jnp.maximum(count, 1)[..., None].astype(part.out.dtype)
-    return out.astype(q.dtype), count
+    return out.astype(v.dtype), count
 
 
 def _tile(window: int, causal: bool) -> int:
@@ -296,6 +297,23 @@ class Routing(Clustered):
             self.features(normalise(harmless(k, visibility.k_valid))),
             centroids=self.centroids, window=self.window, causal=self.causal, visibility=visibility,
         )  # fmt: skip
+
+    def colours(self, selection: Any) -> Array:
+        """The nearest cluster of each key, whether or not it is a member."""
+        return selection.k_cluster
+
+    def check_length(self, length: int) -> None:
+        places, sizes = self.clusters * self.window, f"Routing.clusters = {self.clusters} x window = {self.window}"
+        if self.window > length:
+            raise UserError(
+                f"Routing.window is {self.window}, but rows have {length} tokens, so that every cluster holds them "
+                f"all: lower it, to about {max(1, length // self.clusters)} tokens, or use full"
+            )
+        if 2 * places < length:
+            raise UserError(
+                f"{sizes} are {places} places for rows of {length} tokens, so that most are in no cluster and read "
+                f"nothing: raise one of them until their product is near {length}"
+            )
 
     def labels(self, queries: int, keys: int, visibility: Visibility, selection: Any = None) -> Labels:
         return _bits(selection.queries, queries), _bits(selection.keys, keys)

@@ -41,7 +41,7 @@ def routing_strict(
     key: Array | None = None,
     precision: str = "highest",
 ) -> Array:
-    """Attention to the newest `window` keys whose nearest centroid is that of the query's own key, which is one of them.
+    """Attention to the newest `window` keys of the query's own cluster, that of the nearest centroid, itself included.
 
     Queries and keys pass a layer norm without gain, as in `routing`. Later tokens change nothing, and no token is left
     out.
@@ -55,7 +55,7 @@ def routing_strict(
         visibility, terms, dropout, key, precision: as of `full`.
 
     Returns:
-        [B, T, H, E] in q's dtype; exactly 0 where a query may read nothing.
+        [B, T, H, E] in v's dtype; exactly 0 where a query may read nothing.
 
     Raises:
         ValueError: a window below 1, shapes that do not fit.
@@ -123,6 +123,9 @@ class StrictRouting(Clustered):
     ) -> Array:
         k = normalise(harmless(k, None if visibility is None else visibility.k_valid))
         return nearest_centroid(self.features(k), self.centroids)
+
+    def colours(self, selection: Any) -> Array:
+        return selection[..., 0]
 
     def labels(self, queries: int, keys: int, visibility: Visibility, selection: Any = None) -> Labels:
         return sorted_labels(selection, queries, visibility.k_valid)

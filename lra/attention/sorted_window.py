@@ -98,7 +98,7 @@ def sorted_window(
         scale, visibility, terms, dropout, key, precision: as of `full`.
 
     Returns:
-        [B, T, H, E] in q's dtype; exactly 0 where a query may read nothing.
+        [B, T, H, E] in v's dtype; exactly 0 where a query may read nothing.
 
     Raises:
         ValueError: a window below 1, shapes that do not fit.
@@ -152,7 +152,7 @@ def sorted_window(
         )  # fmt: skip
         return jax.tree.map(lambda x: _permuted(x, order=inverse, inverse=order)[:, older:], done)
 
-    return core.union(*(part(r) for r in range(rounds))).out.astype(q.dtype)
+    return core.union(*(part(r) for r in range(rounds))).out.astype(v.dtype)
 
 
 def _order(label: Array, valid: Array | None) -> Array:
