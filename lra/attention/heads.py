@@ -70,7 +70,8 @@ class Heads(Pattern):
     @property
     def reach(self) -> int | None:
         bounds = [group.reach for group in self.groups]
-        return None if None in bounds else max(bounds)
+        known = [bound for bound in bounds if bound is not None]
+        return max(known) if len(known) == len(bounds) else None
 
     @classmethod
     def examples(cls) -> tuple[dict[str, Any], ...]:
