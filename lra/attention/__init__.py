@@ -10,9 +10,12 @@ from lra.attention.full import Full, full
 from lra.attention.heads import Heads
 from lra.attention.layer import Attention
 from lra.attention.lsh import LSH, lsh
+from lra.attention.lsh_strict import StrictLSH, lsh_strict
 from lra.attention.memory import Memory, Recurrence
 from lra.attention.memory_compressed import MemoryCompressed, memory_compressed
 from lra.attention.pattern import EXAMPLE_HEADS, Attended, Pattern, Promise, Site
+from lra.attention.routing import Routing, routing
+from lra.attention.routing_strict import StrictRouting, routing_strict
 from lra.attention.sliding_window import SlidingWindow, sliding_window
 from lra.attention.strided import Strided, strided
 from lra.attention.terms import ALiBi, Rotary, Term, TermModule
@@ -28,6 +31,9 @@ PATTERNS: dict[str, type[Any]] = {
     "blockwise": Blockwise,
     "window_global": WindowGlobal,
     "memory_compressed": MemoryCompressed,
+    "routing": Routing,
+    "routing_strict": StrictRouting,
+    "lsh_strict": StrictLSH,
     "lsh": LSH,
     "heads": Heads,
 }
@@ -53,9 +59,12 @@ __all__ = [
     "Promise",
     "Recurrence",
     "Rotary",
+    "Routing",
     "ShawRelative",
     "Site",
     "SlidingWindow",
+    "StrictLSH",
+    "StrictRouting",
     "Strided",
     "Term",
     "TermModule",
@@ -67,7 +76,10 @@ __all__ = [
     "fixed",
     "full",
     "lsh",
+    "lsh_strict",
     "memory_compressed",
+    "routing",
+    "routing_strict",
     "sliding_window",
     "strided",
     "window_global",

@@ -110,7 +110,7 @@ def attend(
     """
     if dropout and key is None:
         raise ValueError(f"dropout={dropout} needs a random key: pass key=jax.random.key(seed)")
-    narrow = jnp.finfo(grid.q.dtype).bits < 32  # a float32 product at the default precision holds more than such inputs
+    narrow = jnp.finfo(grid.v.dtype).bits < 32  # a float32 product at the default precision holds more than such inputs
     spec = _Spec(rule, grid.layout, scale, dropout, "default" if narrow else precision)
     with jax.named_scope(SCOPE):
         out, logsumexp = _online(spec, grid.q, grid.k, grid.v, terms, grid.queries, grid.keys, key if dropout else None)

@@ -132,6 +132,10 @@ class Heads(Pattern):
     def parts(self) -> tuple[Pattern, ...]:
         return tuple(part for group in self.groups for part in group.parts)
 
+    def check_length(self, length: int) -> None:
+        for group in self.groups:
+            group.check_length(length)
+
     def adopt(self, query: Projection, key: Projection, value: Projection) -> None:
         for g, group in enumerate(self.groups):
             group.adopt(*(each.heads(self.bounds[g], self.bounds[g + 1]) for each in (query, key, value)))

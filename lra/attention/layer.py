@@ -102,6 +102,7 @@ class Attention(nnx.Module):
             padded = visibility.q_valid is not None or visibility.k_valid is not None
             packed = visibility.q_segment is not None
             require(self.pattern.promise, type(self.pattern).__name__, padding=padded, packing=packed)
+        self.pattern.check_length(length)
         own = inputs[:, inputs.shape[1] - length :]
         q, k, v = self._project(inputs, length)
         if selection is None:

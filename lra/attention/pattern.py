@@ -304,6 +304,13 @@ class Pattern(nnx.Module):
         """Heads whose keys are their queries' projections: booleans [H]."""
         return np.concatenate([np.full(part.num_heads, part.projections == "shared_qk") for part in self.parts])
 
+    def check_length(self, length: int) -> None:
+        """Called by `Attention` with the tokens of its rows.
+
+        Raises:
+            UserError: sizes that would make little of such rows.
+        """
+
     def adopt(self, query: Projection, key: Projection, value: Projection) -> None:
         """Called once by `Attention` with the initial values of its projections, for own ones that start from them."""
 

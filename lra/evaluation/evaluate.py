@@ -84,6 +84,7 @@ def evaluate(
         seconds=time.perf_counter() - began,
         step=step,
         weights=weights,
+        causality=model.stack.causality,
     )
 
 
