@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from lra.attention.adaptive_span import AdaptiveSpan, adaptive_span
 from lra.attention.block_local import BlockLocal, block_local
 from lra.attention.blockwise import Blockwise, blockwise
 from lra.attention.fixed import Fixed, fixed
@@ -26,6 +27,7 @@ PATTERNS: dict[str, type[Any]] = {
     "blockwise": Blockwise,
     "window_global": WindowGlobal,
     "memory_compressed": MemoryCompressed,
+    "adaptive_span": AdaptiveSpan,
     "heads": Heads,
 }
 """The registry: the name of a pattern's function and configuration, and its class."""
@@ -34,6 +36,7 @@ __all__ = [
     "EXAMPLE_HEADS",
     "PATTERNS",
     "ALiBi",
+    "AdaptiveSpan",
     "Attended",
     "Attention",
     "BlockLocal",
@@ -55,6 +58,7 @@ __all__ = [
     "TermModule",
     "Visibility",
     "WindowGlobal",
+    "adaptive_span",
     "block_local",
     "blockwise",
     "fixed",

@@ -32,11 +32,14 @@ def visible(
     queries_known, keys_known = pattern.entries(queries, keys, visibility or Visibility(), key)
     heads = np.arange(pattern.num_heads, dtype=np.int32)[None, :, None, None]
 
+    def by_head(x: Array) -> np.ndarray:
+        return np.asarray(x)[:, None] if x.ndim == 2 else np.moveaxis(np.asarray(x), 2, 1)
+
     def rows(x: Array) -> np.ndarray:
-        return np.asarray(x)[:, None, :, None]
+        return by_head(x)[..., :, None]
 
     def columns(x: Array) -> np.ndarray:
-        return np.asarray(x)[:, None, None, :]
+        return by_head(x)[..., None, :]
 
     q = Entry(rows(queries_known.position), heads, {name: rows(x) for name, x in queries_known.labels.items()})
     k = Entry(columns(keys_known.position), heads, {name: columns(x) for name, x in keys_known.labels.items()})
@@ -78,11 +81,14 @@ def pairs(pattern: Pattern, queries: int, keys: int | None = None, key: Array | 
 def _pairs(pattern: Pattern, queries: int, keys: int, key: Array | None) -> int:
     asking, known = pattern.entries(queries, keys, Visibility(), key)
     heads = np.arange(pattern.num_heads, dtype=np.int32)[None, :, None, None]
-    k = Entry(jnp.asarray(known.position)[0], heads, {name: jnp.asarray(x)[0] for name, x in known.labels.items()})
+    labels = {name: jnp.moveaxis(jnp.asarray(x)[0], 0, -1) for name, x in known.labels.items()}
+    labels = {name: x if x.ndim == 1 else x[:, None] for name, x in labels.items()}
+    k = Entry(jnp.asarray(known.position)[0], heads, labels)
     valid = True if known.valid is None else jnp.asarray(known.valid)[0]
 
     def row(query: tuple[Array, Mapping[str, Array]]) -> Array:
-        allowed = pattern.rule(Entry(query[0], heads, query[1]), k) & valid
+        labels = {name: x if x.ndim == 0 else x[:, None, None] for name, x in query[1].items()}  # those of heads
+        allowed = pattern.rule(Entry(query[0], heads, labels), k) & valid
         equal = pattern.num_heads * k.position.size // allowed.size  # heads that read the same are counted once
         return allowed.sum(dtype=jnp.int32) * equal
 

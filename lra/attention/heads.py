@@ -112,6 +112,14 @@ class Heads(Pattern):
         for group in self.groups:
             group.project()
 
+    def fit(self) -> bool:
+        return any([group.fit() for group in self.groups])
+
+    @property
+    def reach(self) -> int | None:
+        each = [group.reach for group in self.groups]
+        return None if None in each else max(each)
+
     def __call__(
         self,
         q: Array,

@@ -91,6 +91,7 @@ class Attention(nnx.Module):
             padded = visibility.q_valid is not None or visibility.k_valid is not None
             packed = visibility.q_segment is not None
             require(self.pattern.promise, type(self.pattern).__name__, padding=padded, packing=packed)
+        inputs, visibility = self._within_reach(inputs, length, visibility)
         own = inputs[:, inputs.shape[1] - length :]
         q, k, v = self._heads(self.query(own)), self._heads(self.key(inputs)), self._heads(self.value(inputs))
         attended = self.pattern(
@@ -98,6 +99,16 @@ class Attention(nnx.Module):
         )
         joined = attended.out.reshape(*attended.out.shape[:2], -1)
         return dataclasses.replace(attended, out=self.output(joined))
+
+    def _within_reach(
+        self, inputs: Array, length: int, visibility: Visibility | None
+    ) -> tuple[Array, Visibility | None]:
+        """Without the oldest inputs, where the pattern reads none of them: they need no keys and values."""
+        reach = self.pattern.reach
+        if reach is None or inputs.shape[1] <= reach + length:
+            return inputs, visibility
+        keys = reach + length
+        return inputs[:, -keys:], None if visibility is None else visibility.newest(keys)
 
     def _project(self, x: Array) -> tuple[Array, Array, Array]:
         return self._heads(self.query(x)), self._heads(self.key(x)), self._heads(self.value(x))

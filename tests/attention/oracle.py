@@ -24,11 +24,11 @@ def rotate(x, position, frequencies, sign=1.0):
     return np.concatenate([a * cos - b * sin, a * sin + b * cos, rest], axis=-1)
 
 
-def attend(q, k, v, allowed, scale, term, d_out, q_pos, k_pos):
+def attend(q, k, v, allowed, scale, term, d_out, q_pos, k_pos, own=0):
     """Output and the gradients of sum(out * d_out) by q, k, v and the term's arrays.
 
     q [B,T,H,D], k [B,S,H,D], v [B,S,H,E], allowed [B,H,T,S], positions [B or 1,T] and [B or 1,S]. Entries that nobody
-    may read count as 0.
+    may read count as 0. `own` [B or 1,1,H,T,S] is what the pattern itself adds to the logits.
     """
     q = np.where(allowed.any((1, 3))[:, :, None, None], q.astype(np.float64), 0)
     read = allowed.any((1, 2))[:, :, None, None]
@@ -39,6 +39,7 @@ def attend(q, k, v, allowed, scale, term, d_out, q_pos, k_pos):
     if term.frequencies is not None:
         q, k = rotate(q, q_pos, term.frequencies), rotate(k, k_pos, term.frequencies)
     s = np.einsum("bthd,bshd->bhts", q, k) * scale
+    s = s + (np.asarray(own)[:, 0] if np.ndim(own) else own)
     if term.slopes is not None:
         s = s - term.slopes[:, None, None] * away[:, None]
     if term.scores is not None:

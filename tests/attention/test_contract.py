@@ -38,7 +38,8 @@ def check(case, rng):
         summarise = lambda k, v: pattern.summarise(k, v, visibility)  # noqa: E731
         (k, v), back = jax.vjp(summarise, *(jnp.asarray(x, wide) for x in (a.k, a.v)))
         k, v = np.asarray(k), np.asarray(v)
-        want, gradients = oracle.attend(a.q, k, v, allowed, cases.WIDTH**-0.5, a.term_arrays, a.d_out, *places)
+        own = sum(term.score(None, *(jnp.asarray(x)[:, None, None] for x in places), 1.0) for term in pattern.own_terms)
+        want, gradients = oracle.attend(a.q, k, v, allowed, cases.WIDTH**-0.5, a.term_arrays, a.d_out, *places, own)
         gradients["k"], gradients["v"] = back((jnp.asarray(gradients["k"], wide), jnp.asarray(gradients["v"], wide)))
 
         @jax.jit
