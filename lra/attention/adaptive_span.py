@@ -115,9 +115,7 @@ class DynamicSpanTerm(Term):
         return sum(known[1:], known[0]) if known else None
 
 
-@functools.partial(
-    jax.jit, static_argnames=("max_span", "ramp", "own_key", "causal", "scale", "dropout", "precision")
-)
+@functools.partial(jax.jit, static_argnames=("max_span", "ramp", "own_key", "causal", "scale", "dropout", "precision"))
 def adaptive_span(
     q: Array,
     k: Array,
@@ -288,7 +286,7 @@ class AdaptiveSpan(Pattern):
     def typical(cls, num_heads: int) -> dict[str, Any]:
         return {"max_span": 128, "loss_coefficient": 2e-6, "initial": 0.5}
 
-    def labels(self, queries: int, keys: int, visibility: Visibility, key: Array | None = None) -> Labels:
+    def labels(self, queries: int, keys: int, visibility: Visibility, selection: Any = None) -> Labels:
         """Dynamic spans, and those of a model without values, count as the longest: so far a query may read."""
         lengths = reach(self._known() * self.max_span, self.ramp)
         return {"reach": jnp.broadcast_to(lengths, (1, queries, self.num_heads))}, {}
@@ -323,6 +321,7 @@ class AdaptiveSpan(Pattern):
         terms: Terms = (),
         key: Array | None = None,
         train: bool = False,
+        selection: Any = None,
     ) -> Attended:
         share = self._dynamic(inputs) if self.dynamic else self.spans[...]
         out = adaptive_span(

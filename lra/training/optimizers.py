@@ -121,7 +121,10 @@ class Adagrad(Update):
         self.initial, self.eps, self.clip_array_norm = initial, eps, clip_array_norm
 
     def transformation(self, rates: optax.Schedule) -> optax.GradientTransformation:
-        adagrad, bound = optax.adagrad(rates, initial_accumulator_value=self.initial, eps=self.eps), self.clip_array_norm
+        adagrad, bound = (
+            optax.adagrad(rates, initial_accumulator_value=self.initial, eps=self.eps),
+            self.clip_array_norm,
+        )
         if bound is None:
             return adagrad
 

@@ -122,9 +122,7 @@ def make_step(
         loss = summed.nats + sum(summed.losses.values())
         sound, counted = _verdict(state, loss, norm, allowed=allowed)
         # Not a choice between old and new values, which would hold both in memory.
-        new = jax.lax.cond(
-            sound, functools.partial(applied, graph), lambda state, *_: state, state, gradients, summed
-        )
+        new = jax.lax.cond(sound, functools.partial(applied, graph), lambda state, *_: state, state, gradients, summed)
         new = dataclasses.replace(new, **counted)
         metrics = {
             "loss_nats": summed.nats,

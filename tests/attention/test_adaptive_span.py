@@ -59,7 +59,9 @@ def test_the_formula_and_its_slopes(ramp, own_key, causal, dynamic, rng, quick_c
         for n, gradient in enumerate(gradients):
             direction = rng.normal(size=gradient.shape)
             ends = [
-                np.vdot(formula(*(x + e * direction if i == n else x for i, x in enumerate(arrays)), **options), cotangent)
+                np.vdot(
+                    formula(*(x + e * direction if i == n else x for i, x in enumerate(arrays)), **options), cotangent
+                )
                 for e in (1e-6, -1e-6)
             ]
             np.testing.assert_allclose(np.vdot(gradient, direction), (ends[0] - ends[1]) / 2e-6, rtol=1e-5)

@@ -5,7 +5,6 @@ by column. Not reproduced: the released code multiplies soft weights m into the 
 sum(m p) + 1e-8, so that ours are (1 + 1e-8 / sum(m p)) times as large, which the tolerance does not see here.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -14,9 +13,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lra.attention import AdaptiveSpan, Recurrence, Site, Term, TermModule, Visibility, dense
+from lra.attention import AdaptiveSpan, LearnedDistance, Recurrence, Site, Visibility, dense
 from lra.attention.adaptive_span import log_weight
-from lra.attention.terms import distances
 from lra.models import Decoder, FeedForward, Softmax, Stack
 from tests.attention.parity.fixtures import close, close_gradient, load
 
@@ -44,29 +42,13 @@ PLACES = {  # of a layer's parameters: their name in the released code, whose ma
 }
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class TableTerm(Term):
-    """A key for each distance 1..S, shared by heads and layers; S is the first."""
-
-    table: jax.Array  # [D, S]
-
-    def score(self, q, q_pos, k_pos, scale):
-        size = self.table.shape[1]
-        keys = self.table[:, jnp.clip(size - distances(q_pos, k_pos), 0, size - 1)]
-        return jnp.einsum("brhqd,dqk->brhqk", q, keys.reshape(-1, *keys.shape[-2:]), precision="highest") * scale
-
-
-class Table(TermModule):
-    def __init__(self, *, size, num_heads, head_dim, rngs):
-        self.table = nnx.Param(jnp.zeros((head_dim, size)))
-
-    def __call__(self):
-        return TableTerm(self.table[...])
-
-
 def parameter(tree, path):
     return functools.reduce(lambda x, name: getattr(x, name), path.split("."), tree)
+
+
+def by_distance(columns):
+    """[S + 1, D] from [1, D, S], whose last column is of distance 1; no key has distance 0."""
+    return np.concatenate([np.zeros_like(columns[0, :, :1]), columns[0, :, ::-1]], axis=1).T
 
 
 def stacked(want, kind, name):
@@ -85,7 +67,7 @@ def loaded(case):
         feed_forward=functools.partial(FeedForward, hidden=32, activation="relu"),
         stack=functools.partial(Stack, norm="post"),
         head=functools.partial(Softmax, tied=False, bias=True),
-        terms=(functools.partial(Table, size=options["max_span"]),),
+        terms=(functools.partial(LearnedDistance, length=options["max_span"] + 1),),
         memory=functools.partial(Recurrence, length=options["max_span"]),
         rngs=nnx.Rngs(0),
     )  # fmt: skip
@@ -94,7 +76,7 @@ def loaded(case):
     for path, name in PLACES.items():
         value = parameter(layers, path)
         value[...] = jnp.asarray(stacked(want, "weights", name)).reshape(value.shape)
-    model.terms[0].table[...] = jnp.asarray(want["weights/key_pe"][0])
+    model.terms[0].table[...] = jnp.asarray(by_distance(want["weights/key_pe"]))
     model.embedding.embedding[...] = jnp.asarray(want["weights/in_emb.weight"])
     model.head.projection[...] = jnp.asarray(want["weights/out_emb.weight"].T)
     model.head.bias[...] = jnp.asarray(want["weights/out_emb.bias"])
@@ -105,9 +87,7 @@ def loaded(case):
 def test_three_blocks(case):
     model, want = loaded(case)
     block, data = CASES[case]["block"], want["inputs/data"]
-    memory = jax.tree.map(
-        lambda x: jnp.ones_like(x) if x.dtype == bool else x, model.initial_memory(len(data), True)
-    )
+    memory = jax.tree.map(lambda x: jnp.ones_like(x) if x.dtype == bool else x, model.initial_memory(len(data), True))
     graph, parameters, rest = nnx.split(model, nnx.Param, ...)
 
     @jax.jit
@@ -138,7 +118,7 @@ def test_three_blocks(case):
         stored = stacked(want, "grads", name)
         for n in range(LAYERS):
             close_gradient(parameter(layers, path)[...][n].reshape(stored[n].shape), stored[n])
-    close_gradient(gradient.terms[0].table[...], want["grads/key_pe"][0])
+    close_gradient(gradient.terms[0].table[...], by_distance(want["grads/key_pe"]))
     close_gradient(gradient.embedding.embedding[...], want["grads/in_emb.weight"])
     close_gradient(gradient.head.projection[...], want["grads/out_emb.weight"].T)
     close_gradient(gradient.head.bias[...], want["grads/out_emb.bias"])
