@@ -213,9 +213,9 @@ def _mean(share: Array, valid: Array | None) -> Array:
 class AdaptiveSpan(Pattern):
     """Spans z S that are learned: a z in [0, 1] for each head, or for each head and query (section 2.2).
 
-    The auxiliary loss of a layer is `loss_coefficient` x S x mean z. Metrics of a layer: `span` [H], the keys that heads
-    read, ceil(z S) + ramp, at most S; `span_largest` of them, `span_average` of the mean z, and `span_window`, the keys
-    that are computed.
+    The auxiliary loss of a layer is `loss_coefficient` x S x mean z. Metrics of a layer: `span` [H], the keys that
+    heads read, ceil(z S) + ramp, at most S; `span_largest` of them, `span_average` of the mean z, and `span_window`,
+    the keys that are computed.
 
     The window that is computed is the largest span, rounded up to `STEP` keys, once the values are known (see `fit`);
     equal layers are stored together and share it. Until then, and for spans of queries, it is S.
@@ -246,7 +246,8 @@ class AdaptiveSpan(Pattern):
         values = initial if isinstance(initial, tuple) else (initial,) * site.num_heads
         if len(values) != site.num_heads or not all(0 <= z <= 1 for z in values):
             raise ValueError(
-                f"AdaptiveSpan.initial needs a number in [0, 1], or one for each of {site.num_heads} heads, got {initial}"
+                f"AdaptiveSpan.initial needs a number in [0, 1], or one for each of {site.num_heads} heads, "
+                f"got {initial}"
             )
         if dynamic and any(values):
             raise ValueError(f"AdaptiveSpan.initial has no effect on dynamic spans: leave it at 0, got {initial}")
@@ -341,14 +342,14 @@ class AdaptiveSpan(Pattern):
         )
 
     def _dynamic(self, inputs: Inputs | None) -> Array:
-        """z of each query [B, T, H]."""
+        """The z of each query [B, T, H]."""
         if inputs is None:
             raise ValueError("dynamic spans are made of layer inputs: pass `inputs`")
         x = inputs.queries.astype(jnp.float32)
         return jax.nn.sigmoid(jnp.dot(x, self.kernel[...], precision="highest") + self.bias[...])
 
     def _known(self) -> Any:
-        """z [H]; 1 where it depends on inputs, or in a model that has shapes only."""
+        """The z [H]; 1 where it depends on inputs, or in a model that has shapes only."""
         value = None if self.dynamic else self.spans.get_value()
         if value is None or isinstance(value, jax.ShapeDtypeStruct):
             return jnp.ones(self.num_heads)

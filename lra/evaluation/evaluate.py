@@ -60,7 +60,8 @@ def evaluate(
     expected = int(tokens.size)
     tokens = tokens[:limit]
     memory = model.initial_memory(protocol.batch_size, train=False, length=protocol.memory_length)
-    context = f"{protocol.context(_slots(model, memory))}{_short(model, memory)}; id {vocabulary.start} stands before the first token"
+    context = protocol.context(_slots(model, memory)) + _short(model, memory)
+    context += f"; id {vocabulary.start} stands before the first token"
     total, scored = 0.0, 0
     for nats in _scores(model, memory, _checked(protocol.batches(tokens, vocabulary.start), model), key):
         total += float(nats.sum(dtype=np.float64))

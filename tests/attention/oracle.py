@@ -30,8 +30,8 @@ def rotate(x, position, frequencies, sign=1.0):
 
 
 def combined(q, k, v, sets, combination, scale, term, d_out, q_pos, k_pos):
-    """`attend` by several sets of keys, booleans or soft weights [B,H,T,S] each: one softmax over their union, one in which a key
-    counts once for each set that holds it ("rounds"), or the mean of one for each set that is not empty."""
+    """`attend` by several sets of keys, booleans or soft weights [B,H,T,S] each: one softmax over their union, one in
+    which a key counts once for each set that holds it ("rounds"), or the mean of one for each set that is not empty."""
     arrays = q, k, v
     if combination == "union":
         return attend(*arrays, np.max(sets, axis=0), scale, term, d_out, q_pos, k_pos)

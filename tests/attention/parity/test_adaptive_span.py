@@ -65,7 +65,7 @@ def loaded(case):
         num_layers=LAYERS, width=WIDTH, num_heads=HEADS, vocabulary_size=VOCABULARY,
         pattern=functools.partial(AdaptiveSpan, **options, ramp=RAMP),
         feed_forward=functools.partial(FeedForward, hidden=32, activation="relu"),
-        stack=functools.partial(Stack, norm="post"),
+        stack=functools.partial(Stack, norm="post", scan=True),
         head=functools.partial(Softmax, tied=False, bias=True),
         terms=(functools.partial(LearnedDistance, length=options["max_span"] + 1),),
         memory=functools.partial(Recurrence, length=options["max_span"]),
@@ -84,7 +84,7 @@ def loaded(case):
 
 
 @each_case
-def test_three_blocks(case):
+def test_three_blocks(case, quick_compilation):
     model, want = loaded(case)
     block, data = CASES[case]["block"], want["inputs/data"]
     memory = jax.tree.map(lambda x: jnp.ones_like(x) if x.dtype == bool else x, model.initial_memory(len(data), True))
