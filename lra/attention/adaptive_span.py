@@ -311,6 +311,10 @@ class AdaptiveSpan(Pattern):
         if not self.dynamic:
             self.spans[...] = jnp.clip(self.spans[...], 0, 1)
 
+    def tokens(self, share: Array) -> Array:
+        """The keys that spans of these z read, as the released code counts them, as floats."""
+        return jnp.minimum(jnp.ceil(share * self.max_span) + self.ramp, self.max_span)
+
     def __call__(
         self,
         q: Array,
@@ -336,7 +340,7 @@ class AdaptiveSpan(Pattern):
             out,
             losses={"span": self.loss_coefficient * self.max_span * by_head.mean()},
             metrics={
-                **{name: self._tokens(value) for name, value in shown.items()},
+                **{name: self.tokens(value) for name, value in shown.items()},
                 "span_window": jnp.asarray(self.window, jnp.float32),
             },
         )
@@ -354,8 +358,3 @@ class AdaptiveSpan(Pattern):
         if value is None or isinstance(value, jax.ShapeDtypeStruct):
             return jnp.ones(self.num_heads)
         return value.astype(jnp.result_type(float))
-
-    def _tokens(self, share: Array) -> Array:
-        """The keys that spans of these z read, as the released code counts them."""
-        share = jax.lax.stop_gradient(share)
-        return jnp.minimum(jnp.ceil(share * self.max_span) + self.ramp, self.max_span)
