@@ -118,6 +118,10 @@ def _parser() -> _Parser:
     show.add_argument("--bidirectional", action="store_true", help="the pattern's bidirectional form")
     show.add_argument("--png", metavar="FILE", help="write the drawing (needs matplotlib: the extra `plots`)")
 
+    spans = _command(attention, "spans", "how far the heads of a run have learned to read", full_name="attention spans")
+    _run_arguments(spans)
+    spans.add_argument("--png", metavar="FILE", help="draw the spans by layer (needs matplotlib: the extra `plots`)")
+
     bench = _command(commands, "bench", "measure time and temporary memory of patterns, in turns", overrides=False)
     bench.add_argument(
         "patterns",

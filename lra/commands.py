@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from lra import bench, config, show
+from lra import bench, config, show, spans
 from lra.attention import EXAMPLE_HEADS, PATTERNS, Promise, Site, draw
 from lra.errors import UserError
 from lra.evaluation import evaluate
@@ -261,6 +261,21 @@ def show_command(options: argparse.Namespace) -> None:
         print(f"drawing written to {options.png}", file=sys.stderr)
 
 
+def spans_command(options: argparse.Namespace) -> None:
+    """`lra attention spans`: how far the heads of a run read."""
+    run = _find_run(options)
+    experiment, _ = _build(options, run=run)
+    model, step, _ = load_model(experiment, run, checkpoint=options.checkpoint)
+    found, title = spans.learned(model.stack, str(run)), f"{run} at step {step:,}"
+    if options.json:
+        _print_json({"step": step, "layers": [dataclasses.asdict(each) for each in found]})
+    else:
+        Console().print(spans.table(found, title))
+    if options.png:
+        spans.png(found, Path(options.png), title)
+        print(f"drawing written to {options.png}", file=sys.stderr)
+
+
 def bench_command(options: argparse.Namespace) -> None:
     """`lra bench`: time and temporary memory of patterns against a baseline."""
     for name, least in (("length", 1), ("heads", 1), ("head_dim", 1), ("batch", 1), ("repeat", 2)):
@@ -356,5 +371,6 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "runs": runs_command,
     "attention list": list_command,
     "attention show": show_command,
+    "attention spans": spans_command,
     "bench": bench_command,
 }

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from lra.attention.adaptive_span import AdaptiveSpan, adaptive_span
 from lra.attention.block_local import BlockLocal, block_local
 from lra.attention.blockwise import Blockwise, blockwise
 from lra.attention.distance_terms import LearnedDistance, ShawRelative, XLRelative
@@ -31,10 +32,11 @@ PATTERNS: dict[str, type[Any]] = {
     "blockwise": Blockwise,
     "window_global": WindowGlobal,
     "memory_compressed": MemoryCompressed,
+    "adaptive_span": AdaptiveSpan,
+    "lsh": LSH,
+    "lsh_strict": StrictLSH,
     "routing": Routing,
     "routing_strict": StrictRouting,
-    "lsh_strict": StrictLSH,
-    "lsh": LSH,
     "heads": Heads,
 }
 """The registry: the name of a pattern's function and configuration, and its class."""
@@ -44,6 +46,7 @@ __all__ = [
     "LSH",
     "PATTERNS",
     "ALiBi",
+    "AdaptiveSpan",
     "Attended",
     "Attention",
     "BlockLocal",
@@ -71,6 +74,7 @@ __all__ = [
     "Visibility",
     "WindowGlobal",
     "XLRelative",
+    "adaptive_span",
     "block_local",
     "blockwise",
     "fixed",

@@ -6,6 +6,7 @@ import dataclasses
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -149,15 +150,11 @@ def png(drawings: Sequence[Drawing], path: Path, title: str, *, columns: int = 4
     Raises:
         UserError: matplotlib is missing, or the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError("a PNG needs matplotlib, which is not installed: pip install 'lra[plots]'") from error
     panels = [(len(drawing.filled), *panel) for drawing in drawings for panel in drawing.panels()]
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     tallest = max(len(cells) / cells.shape[1] for _, _, cells in panels)
-    figure = Figure(figsize=(inches * columns, (0.45 + 0.65 * tallest) * inches * rows), layout="constrained")
+    figure = canvas(inches * columns, (0.45 + 0.65 * tallest) * inches * rows)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     font = min(10.0, 3 * inches + 1)
     for axis in axes[len(panels) :]:
@@ -183,7 +180,29 @@ def png(drawings: Sequence[Drawing], path: Path, title: str, *, columns: int = 4
         axis.set_ylabel("query", fontsize=font)
         axis.label_outer()
     figure.suptitle(title, wrap=True)
+    write(figure, path, "\n".join(heading for _, heading, _ in panels))
+
+
+def canvas(width: float, height: float) -> Any:
+    """An empty matplotlib figure of that many inches.
+
+    Raises:
+        UserError: matplotlib is missing.
+    """
     try:
-        figure.savefig(path, format="png", metadata={"Description": "\n".join(heading for _, heading, _ in panels)})
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError("a PNG needs matplotlib, which is not installed: pip install 'lra[plots]'") from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def write(figure: Any, path: Path, about: str) -> None:
+    """Writes a figure as PNG with that `Description`.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    try:
+        figure.savefig(path, format="png", metadata={"Description": about})
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}): choose another file with --png") from error

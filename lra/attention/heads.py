@@ -144,6 +144,9 @@ class Heads(Pattern):
         for group in self.groups:
             group.project()
 
+    def fit(self) -> bool:
+        return any([group.fit() for group in self.groups])
+
     def __call__(
         self,
         q: Array,

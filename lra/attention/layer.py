@@ -103,6 +103,8 @@ class Attention(nnx.Module):
             packed = visibility.q_segment is not None
             require(self.pattern.promise, type(self.pattern).__name__, padding=padded, packing=packed)
         self.pattern.check_length(length)
+        if span is None:
+            inputs, visibility = self._within_reach(inputs, length, visibility)
         own = inputs[:, inputs.shape[1] - length :]
         q, k, v = self._project(inputs, length)
         if selection is None:
@@ -117,6 +119,16 @@ class Attention(nnx.Module):
         )  # fmt: skip
         joined = attended.out.reshape(*attended.out.shape[:2], -1)
         return dataclasses.replace(attended, out=self.output(joined), selection=selection)
+
+    def _within_reach(
+        self, inputs: Array, length: int, visibility: Visibility | None
+    ) -> tuple[Array, Visibility | None]:
+        """Without the oldest inputs, where the pattern reads none of them: they need no keys and values."""
+        reach, bordered = self.pattern.reach, self.pattern.promise.packing != "equal"
+        if reach is None or bordered or inputs.shape[1] <= reach + length:  # borders are counted from the first key
+            return inputs, visibility
+        keys = reach + length
+        return inputs[:, -keys:], None if visibility is None else visibility.newest(keys)
 
     def _project(self, x: Array, length: int | None = None) -> tuple[Array, Array, Array]:
         """[B, S, C] to q [B, T, H, D] of the last T inputs (None: all), k and v [B, S, H, D]."""

@@ -295,6 +295,11 @@ class Pattern(nnx.Module):
         return np.eye(keys, dtype=bool)[None]
 
     @property
+    def own_terms(self) -> Terms:
+        """Soft weights of the pattern itself: terms that it adds to those it is given."""
+        return ()
+
+    @property
     def parts(self) -> tuple[Pattern, ...]:
         """The patterns that this one is made of, in the order of their heads."""
         return (self,)
@@ -316,6 +321,10 @@ class Pattern(nnx.Module):
 
     def project(self) -> None:
         """Called after every optimizer update; clamps what has bounds."""
+
+    def fit(self) -> bool:
+        """Sets static sizes that depend on values, on the host; whether there are any. See `Decoder.fitted`."""
+        return False
 
     def dropout_rate(self, train: bool) -> float:
         """The rate for this call."""

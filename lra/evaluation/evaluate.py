@@ -60,7 +60,8 @@ def evaluate(
     expected = int(tokens.size)
     tokens = tokens[:limit]
     memory = model.initial_memory(protocol.batch_size, train=False, length=protocol.memory_length)
-    context = f"{protocol.context(_slots(model, memory))}; id {vocabulary.start} stands before the first token"
+    context = protocol.context(_slots(model, memory)) + _short(model, memory)
+    context += f"; id {vocabulary.start} stands before the first token"
     total, scored = 0.0, 0
     for nats in _scores(model, memory, _checked(protocol.batches(tokens, vocabulary.start), model), key):
         total += float(nats.sum(dtype=np.float64))
@@ -90,7 +91,7 @@ def evaluate(
 
 def _scores(model: Decoder, memory: Any, batches: Iterable[Batch], key: Array | None) -> Iterator[np.ndarray]:
     """The nats of each batch's targets, without padding; the device is one batch ahead of the host."""
-    graph, state = nnx.split(model)
+    graph, state = nnx.split(model.fitted())
     memory = jax.device_put(memory, _replicated(state))
     pending: tuple[Array, np.ndarray] | None = None
     for batch in batches:
@@ -140,3 +141,12 @@ def _slots(model: Decoder, memory: Any) -> int | None:
         return None
     _, filled = jax.eval_shape(jax.vmap(model.stack.layers[0].memory.read), memory[0])
     return int(filled.shape[-1])
+
+
+def _short(model: Decoder, memory: Any) -> str:
+    """What the report says of a memory that holds less than attention would read."""
+    slots, reach = _slots(model, memory), [layer.attention.pattern.reach for layer in model.fitted().stack.layers]
+    known = [each for each in reach if each is not None]
+    if slots is None or not known or max(known) <= slots:
+        return ""
+    return f", though attention reaches {max(known)} tokens back"

@@ -196,6 +196,10 @@ class Stack(nnx.Module):
         for layer in self.layers:
             layer.attention.pattern.project()
 
+    def fit(self) -> bool:
+        """The patterns' hook before a program is made of their values."""
+        return any([layer.attention.pattern.fit() for layer in self.layers])
+
     def __call__(
         self,
         x: Array,

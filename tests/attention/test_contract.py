@@ -69,6 +69,8 @@ def expected(pattern, a, selection):
         sets = dense.sets(part, *sizes, visibility, own)
         sets = [np.broadcast_to(each, (cases.BATCH, *each.shape[1:])) for each in sets]
         places = [np.asarray(side.position) for side in part.entries(*sizes, visibility, own)]
+        weights = [term.score(None, *(jnp.asarray(x)[:, None, None] for x in places), 1.0) for term in part.own_terms]
+        sets = [each * np.exp(sum(np.asarray(x)[:, 0] for x in weights)) for each in sets] if weights else sets
 
         def prepare(q, k, v, part=part):
             q, k = part.prepare(q, k)
