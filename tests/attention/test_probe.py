@@ -35,7 +35,9 @@ PATTERNS = {
     "strided": functools.partial(Strided, stride=5),
     "fixed": functools.partial(Fixed, block=5, summary=1, groups=3),
     "block_local": functools.partial(BlockLocal, block=4, look_back=1),
-    "window_global": functools.partial(WindowGlobal, window=4, global_tokens=(2,), max_globals=5, own_projections=False),
+    "window_global": functools.partial(
+        WindowGlobal, window=4, global_tokens=(2,), max_globals=5, own_projections=False
+    ),
     "heads": functools.partial(Heads, groups=((1, near), (2, Full))),
 }
 
