@@ -89,8 +89,8 @@ class Watched(nnx.Module):
         >>> from lra.attention.probe import WEIGHT_BY_DISTANCE, Watched
         >>> watched = Watched(Full(site=Site(num_heads=1), rngs=nnx.Rngs(0)), reach=3)
         >>> q = k = v = jax.numpy.zeros((1, 3, 1, 8))  # equal weights: 1, then 1/2 twice, then 1/3 three times
-        >>> watched(q, k, v).metrics[WEIGHT_BY_DISTANCE].round(3).tolist()
-        [[1.833, 0.833, 0.333, 0.0]]
+        >>> print(watched(q, k, v).metrics[WEIGHT_BY_DISTANCE].round(2))
+        [[1.83 0.83 0.33 0.  ]]
     """
 
     def __init__(self, pattern: Pattern, *, reach: int) -> None:

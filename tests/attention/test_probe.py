@@ -26,6 +26,7 @@ from lra.attention.probe import WEIGHT_BY_DISTANCE, Watched
 from lra.attention.terms import ALiBiTerm
 from tests.attention import oracle
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 HEADS, WIDTH, T, SLOTS = 3, 6, 29, 8
 REACH = 17  # below T + SLOTS, so that some weight lies beyond
 near = functools.partial(SlidingWindow, window=3)
