@@ -84,12 +84,13 @@ class Watched(nnx.Module):
 
     Example:
         >>> import jax
+        >>> import numpy as np
         >>> from flax import nnx
         >>> from lra.attention import Full, Site
         >>> from lra.attention.probe import WEIGHT_BY_DISTANCE, Watched
         >>> watched = Watched(Full(site=Site(num_heads=1), rngs=nnx.Rngs(0)), reach=3)
         >>> q = k = v = jax.numpy.zeros((1, 3, 1, 8))  # equal weights: 1, then 1/2 twice, then 1/3 three times
-        >>> print(watched(q, k, v).metrics[WEIGHT_BY_DISTANCE].round(2))
+        >>> print(np.asarray(watched(q, k, v).metrics[WEIGHT_BY_DISTANCE]).round(2))
         [[1.83 0.83 0.33 0.  ]]
     """
 
