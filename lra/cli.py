@@ -85,6 +85,8 @@ def _parser() -> _Parser:
     evaluate.add_argument("--protocol", metavar="NAME", help="of Experiment.protocols (the first one)")
     evaluate.add_argument("--weights", default="last", choices=("last", "ema"), help="ema: their moving average")
     evaluate.add_argument("--partial", type=int, metavar="TOKENS", help="score the first tokens only, and say so")
+    evaluate.add_argument("--by", metavar="NAME", help="what to show beside the score: distance, where attention goes")
+    evaluate.add_argument("--png", metavar="FILE", help="draw it (with --by; needs matplotlib: the extra `plots`)")
 
     runs = _command(commands, "runs", "list runs with their scores and status", overrides=False)
     runs.add_argument("folder", nargs="?", default="runs", metavar="DIR", help="where to look (runs)")

@@ -73,7 +73,6 @@ def png(spans: Sequence[LayerSpans], path: Path, title: str) -> None:
     Raises:
         UserError: matplotlib is missing, or the file cannot be written.
     """
-
     figure = draw.canvas(6.0, 4.0)
     axis = figure.subplots()
     for n, each in enumerate(spans):
@@ -87,4 +86,4 @@ def png(spans: Sequence[LayerSpans], path: Path, title: str) -> None:
     axis.locator_params(axis="x", integer=True)
     axis.legend(fontsize="small")
     about = "\n".join(f"layer {each.layer}: average {each.average}, heads {each.heads}" for each in spans)
-    draw.write(figure, path, about)
+    draw.save(figure, path, about)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
+import tempfile
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -180,7 +183,7 @@ def png(drawings: Sequence[Drawing], path: Path, title: str, *, columns: int = 4
         axis.set_ylabel("query", fontsize=font)
         axis.label_outer()
     figure.suptitle(title, wrap=True)
-    write(figure, path, "\n".join(heading for _, heading, _ in panels))
+    save(figure, path, "\n".join(heading for _, heading, _ in panels))
 
 
 def canvas(width: float, height: float) -> Any:
@@ -196,13 +199,25 @@ def canvas(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def write(figure: Any, path: Path, about: str) -> None:
-    """Writes a figure as PNG with that `Description`.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+def check(path: Path) -> None:
+    """Raises what `canvas` and `save` would, before the work that is to be drawn."""
+    canvas(1, 1)
     try:
-        figure.savefig(path, format="png", metadata={"Description": about})
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
     except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror}): choose another file with --png") from error
+        raise _unwritable(path, error) from error
+
+
+def save(figure: Any, path: Path, description: str) -> None:
+    """Writes a figure as PNG with a `Description`; raises `UserError` where it cannot."""
+    try:
+        figure.savefig(path, format="png", metadata={"Description": description})
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write {path} ({error.strerror}): choose another file with --png")
