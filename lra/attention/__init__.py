@@ -4,6 +4,7 @@ from typing import Any
 
 from lra.attention.block_local import BlockLocal, block_local
 from lra.attention.blockwise import Blockwise, blockwise
+from lra.attention.compressive import CompressiveMemory
 from lra.attention.fixed import Fixed, fixed
 from lra.attention.full import Full, full
 from lra.attention.heads import Heads
@@ -38,6 +39,7 @@ __all__ = [
     "Attention",
     "BlockLocal",
     "Blockwise",
+    "CompressiveMemory",
     "Entry",
     "Fixed",
     "Full",

@@ -165,7 +165,9 @@ def _weigh(
     where = _positions(spec, queries), _positions(spec, keys)
     for term in terms:
         extra = term.value(weights, *where)
-        out = out if extra is None else out + extra.astype(out.dtype)
+        if extra is not None:
+            beside = out.shape[-1] - extra.shape[-1]  # columns that mark keys, see `Attention`
+            out = out + jnp.pad(extra.astype(out.dtype), ((0, 0),) * (extra.ndim - 1) + ((0, beside),))
     return out, total
 
 

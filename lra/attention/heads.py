@@ -101,6 +101,10 @@ class Heads(Pattern):
         return super().entries(queries, keys, visibility, key)
 
     @property
+    def own_values(self) -> bool:
+        return any(group.own_values for group in self.groups)
+
+    @property
     def parts(self) -> tuple[Pattern, ...]:
         return tuple(part for group in self.groups for part in group.parts)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from lra.attention.core import Terms
 from lra.attention.initialisers import initialiser
+from lra.attention.memory import Memory
 from lra.attention.pattern import Attended, Inputs, Pattern, Projection, Site, require
+from lra.attention.precision import accumulator
 from lra.attention.visibility import Array, Visibility
 
 
@@ -73,6 +76,7 @@ class Attention(nnx.Module):
         terms: Terms = (),
         key: Array | None = None,
         train: bool = False,
+        parts: tuple[tuple[str, int], ...] = (),
     ) -> Attended:
         """Attention for the last `length` of the inputs.
 
@@ -83,9 +87,11 @@ class Attention(nnx.Module):
             terms: additions by position.
             key: random key of this layer and step.
             train: whether dropout and updates of buffers are on.
+            parts: names and sizes of the parts of a memory that stand before the segment, in order.
 
         Returns:
-            Attended with out [B, T, C].
+            Attended with out [B, T, C]. In training its metrics have the mean share of the weights of each part of the
+            memory and of the segment: "share/memory", "share/segment".
         """
         if visibility is not None:
             padded = visibility.q_valid is not None or visibility.k_valid is not None
@@ -93,13 +99,48 @@ class Attention(nnx.Module):
             require(self.pattern.promise, type(self.pattern).__name__, padding=padded, packing=packed)
         own = inputs[:, inputs.shape[1] - length :]
         q, k, v = self._heads(self.query(own)), self._heads(self.key(inputs)), self._heads(self.value(inputs))
+        if not parts or not train or self.pattern.own_values:
+            parts = ()
+        else:
+            parts = *parts, ("segment", length)
         attended = self.pattern(
-            q, k, v, inputs=Inputs(own, inputs, self._project), visibility=visibility, terms=terms, key=key, train=train
-        )
-        joined = attended.out.reshape(*attended.out.shape[:2], -1)
-        return dataclasses.replace(attended, out=self.output(joined))
+            q, k, _marked(v, parts),
+            inputs=Inputs(own, inputs, self.project), visibility=visibility, terms=terms, key=key, train=train,
+        )  # fmt: skip
+        out, weights = jnp.split(attended.out, [self.head_dim], axis=-1)
+        metrics = {**attended.metrics, **_shares(parts, weights, visibility)}
+        return dataclasses.replace(attended, out=self.output(out.reshape(*out.shape[:2], -1)), metrics=metrics)
 
-    def _project(self, x: Array) -> tuple[Array, Array, Array]:
+    def check(self, memory: Memory) -> None:
+        """Raises `ValueError` for a memory that asks for what the pattern does not promise."""
+        name = type(self.pattern).__name__
+        require(self.pattern.promise, name, gaps=memory.gaps)
+        if memory.weights and self.pattern.own_values:
+            raise ValueError(
+                f"{type(memory).__name__} asks for the weights that its slots received, but {name} reads values of its "
+                "own in their place: choose another pattern or another compression"
+            )
+
+    def received(
+        self, inputs: Array, length: int, *, visibility: Visibility | None, terms: Terms, key: Array | None
+    ) -> Array:
+        """The mean weight, over heads and queries, that each of the inputs [B, S, C] receives: [B, S], no gradient.
+
+        The output is linear in the values, so that its derivative by a value is the sum of the weights on it.
+        """
+        q, k, v = jax.lax.stop_gradient(self.project(inputs))
+        q, inputs, terms = q[:, q.shape[1] - length :], *jax.lax.stop_gradient((inputs, terms))
+        about = Inputs(inputs[:, inputs.shape[1] - length :], inputs, self.project)
+
+        def read(values: Array) -> Array:
+            return self.pattern(q, k, values, inputs=about, visibility=visibility, terms=terms, key=key).out[..., 0]
+
+        out, pull = jax.vjp(read, jnp.zeros_like(v))
+        (weights,) = pull(jnp.full_like(out, 1 / (length * self.num_heads)))
+        return weights[..., 0].sum(axis=2)
+
+    def project(self, x: Array) -> tuple[Array, Array, Array]:
+        """Normalised layer inputs [B, L, C] to q, k and v [B, L, H, D]."""
         return self._heads(self.query(x)), self._heads(self.key(x)), self._heads(self.value(x))
 
     def _values(self, linear: nnx.Linear) -> Projection:
@@ -109,6 +150,23 @@ class Attention(nnx.Module):
 
     def _heads(self, x: Array) -> Array:
         return x.reshape(*x.shape[:2], self.num_heads, self.head_dim)
+
+
+def _marked(v: Array, parts: tuple[tuple[str, int], ...]) -> Array:
+    """Values [B, S, H, E] with a column for each part behind, 1 on its keys: attention makes it the part's weight."""
+    if not parts:
+        return v
+    sizes = [size for _, size in parts]
+    columns = np.repeat(np.eye(len(parts), dtype=bool), sizes, axis=0)[:, None]  # [S, 1, P]
+    return jnp.concatenate([v, jnp.broadcast_to(columns, (*v.shape[:-1], len(parts))).astype(v.dtype)], axis=-1)
+
+
+def _shares(parts: tuple[tuple[str, int], ...], weights: Array, visibility: Visibility | None) -> Mapping[str, Array]:
+    """The mean of the weights [B, T, H, P] over heads and valid queries, by part."""
+    weights = jax.lax.stop_gradient(weights.astype(accumulator(weights.dtype)))
+    valid = None if visibility is None or visibility.q_valid is None else visibility.q_valid[..., None]
+    means = [weights[..., i].mean(where=valid) for i in range(len(parts))]
+    return {f"share/{name}": mean for (name, _), mean in zip(parts, means, strict=True)}
 
 
 def dropout(x: Array, rate: float, key: Array | None) -> Array:

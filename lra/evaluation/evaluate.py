@@ -60,7 +60,7 @@ def evaluate(
     expected = int(tokens.size)
     tokens = tokens[:limit]
     memory = model.initial_memory(protocol.batch_size, train=False, length=protocol.memory_length)
-    context = f"{protocol.context(_slots(model, memory))}; id {vocabulary.start} stands before the first token"
+    context = protocol.context(_remembered(model, protocol.memory_length))
     total, scored = 0.0, 0
     for nats in _scores(model, memory, _checked(protocol.batches(tokens, vocabulary.start), model), key):
         total += float(nats.sum(dtype=np.float64))
@@ -75,7 +75,7 @@ def evaluate(
         split=split,
         tokenisation=f"{vocabulary.name} ({vocabulary.size} ids)",
         protocol=protocol.describe(),
-        context=context,
+        context=f"{context}; id {vocabulary.start} stands before the first token",
         tokens_scored=scored,
         tokens_expected=expected,
         bytes=vocabulary.num_bytes(tokens),
@@ -133,9 +133,10 @@ def _replicated(state: Any) -> jax.sharding.Sharding:
     return sharding
 
 
-def _slots(model: Decoder, memory: Any) -> int | None:
-    """How many slots of memory stand before a segment."""
+def _remembered(model: Decoder, length: int | None) -> str | None:
+    """What the model remembers, and what it did in training if that was something else."""
+    memory = model.stack.layers[0].memory
     if memory is None:
         return None
-    _, filled = jax.eval_shape(jax.vmap(model.stack.layers[0].memory.read), memory[0])
-    return int(filled.shape[-1])
+    now, before = memory.describe(False, length), memory.describe(True)
+    return f"{now} carried" + f" (trained with {before})" * (now != before)
