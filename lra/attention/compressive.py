@@ -240,11 +240,10 @@ class CompressiveMemory(Memory):
         fine, compressed = self.lengths if train else self.evaluation_lengths
         return fine if length is None else length, compressed
 
-    def _positions(self, fine: int, compressed: int) -> Array | None:
+    def _positions(self, fine: int, compressed: int) -> tuple[int, ...] | None:
         if self.positions == "slot":
             return None
-        ends = -fine - self.rate * np.arange(compressed, 0, -1) + self.rate // 2
-        return np.concatenate([ends, np.arange(-fine, 0)]).astype(np.int32)
+        return *range(-fine - self.rate * compressed + self.rate // 2, -fine, self.rate), *range(-fine, 0)
 
 
 def content(q: Array, k: Array, v: Array, valid: Array) -> Array:

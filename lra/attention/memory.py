@@ -23,13 +23,18 @@ class Remembered:
         inputs: layer inputs [B, M, C]. No gradient flows through them but what the memory means to learn by.
         filled: whether a slot holds something [B, M].
         parts: names and numbers of slots of the parts that the memory has, in order.
-        positions: [M] integers, counted from the segment's first token; None where slots are consecutive tokens.
+        positions: M integers, counted from the segment's first token; None where slots are consecutive tokens.
     """
 
     inputs: Array
     filled: Array
     parts: tuple[tuple[str, int], ...] = dataclasses.field(metadata={"static": True})
-    positions: Array | None = None
+    positions: tuple[int, ...] | None = dataclasses.field(default=None, metadata={"static": True})
+
+    @property
+    def span(self) -> int:
+        """Tokens from the oldest slot to the segment's first token."""
+        return self.filled.shape[1] if self.positions is None else -self.positions[0]
 
 
 @dataclasses.dataclass(frozen=True)

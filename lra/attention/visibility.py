@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -80,13 +80,13 @@ class Visibility:
         """
         return cls(q_valid=valid, k_valid=valid, q_segment=segment, k_segment=segment, k_token=token, k_global=marked)
 
-    def after(self, memory_valid: Array, length: int, memory_position: Array | None = None) -> Visibility:
+    def after(self, memory_valid: Array, length: int, memory_position: Sequence[int] | None = None) -> Visibility:
         """The same with M memory slots standing before the keys.
 
         Args:
             memory_valid: [B, M] booleans, False for slots that are still empty.
             length: number of keys so far (S).
-            memory_position: [M] integers counted from the first key; None for consecutive ones that end before it.
+            memory_position: M integers counted from the first key; None for consecutive ones that end before it.
         """
         if self.k_segment is not None:
             raise ValueError("packed segments need rows without memory: memory slots belong to no segment")
@@ -98,8 +98,8 @@ class Visibility:
             position = jnp.arange(length, dtype=jnp.int32)[None]
             q_position = position  # without memory so far, queries are the keys
         if position is not None:
-            ahead = jnp.arange(-slots, 0, dtype=position.dtype) if memory_position is None else memory_position
-            position = jnp.concatenate([position[:, :1] + ahead.astype(position.dtype), position], axis=1)
+            ahead = range(-slots, 0) if memory_position is None else memory_position
+            position = jnp.concatenate([position[:, :1] + np.asarray(ahead, position.dtype), position], axis=1)
 
         def behind(x: Array | None, fill: int) -> Array | None:
             return None if x is None else jnp.pad(x, ((0, 0), (slots, 0)), constant_values=fill)

@@ -11,17 +11,22 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lra.attention.core import Terms
-from lra.attention.layer import Attention, dropout
+from lra.attention.layer import SELECTION, Attention, dropout
 from lra.attention.memory import Attending, Memory
 from lra.attention.visibility import Array, Visibility
 from lra.models.feed_forward import FeedForward
 
+_SELECTION = jax.checkpoint_policies.save_only_these_names(SELECTION)
+
 REMAT: dict[str, Any] = {
     "none": None,
-    "full": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": _SELECTION,
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        _SELECTION, jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    ),
 }
-"""What a layer saves for the backward pass, by name: everything, its input alone, or its projections."""
+"""What a layer saves for the backward pass, by name: everything, its input alone, or its projections; and what its
+pattern has selected by content, which rounding could change."""
 
 _ATTENTION, _AFTER_ATTENTION, _FEED_FORWARD, _AFTER_FEED_FORWARD = range(4)
 
@@ -72,26 +77,24 @@ class Layer(nnx.Module):
         """[B, T, C] to [B, T, C], and (memory state, losses, metrics, updates)."""
         keys = [None if key is None else jax.random.fold_in(key, purpose) for purpose in range(4)]
         rate = self.dropout if train else 0.0
-        length, inputs = x.shape[1], x
+        length, inputs, parts, span = x.shape[1], x, (), x.shape[1]
         losses: Mapping[str, Array] = {}
         metrics: Mapping[str, Array] = {}
-        parts: tuple[tuple[str, int], ...] = ()
         if self.memory is not None:
             past = self.memory.read(state)
-            parts = past.parts
+            parts, span = past.parts, past.span + length
             # Zeros for empty slots: the gradient of a projection would be NaN times 0 where they hold NaN.
             filled = jnp.where(past.filled[..., None], past.inputs, jnp.zeros((), past.inputs.dtype))
             inputs = jnp.concatenate([filled.astype(x.dtype), x], axis=1)
             visibility = (visibility or Visibility()).after(past.filled, length, past.positions)
+        about = {"visibility": visibility, "terms": terms, "span": span, "key": keys[_ATTENTION]}
         with jax.named_scope("attention"):
-            attended = self.attention(
-                self.attention_norm(inputs) if self.pre else inputs,
-                length, visibility=visibility, terms=terms, key=keys[_ATTENTION], train=train, parts=parts,
-            )  # fmt: skip
+            inputs = self.attention_norm(inputs) if self.pre else inputs
+            attended = self.attention(inputs, length, **about, train=train, parts=parts)
         if self.memory is not None:
-            valid = None if visibility is None else visibility.q_valid
-            told = self._attending(inputs, length, visibility, terms, keys[_ATTENTION])
             with jax.named_scope("memory"):
+                told = self._attending(inputs, length, **about, selection=attended.selection)
+                valid = None if visibility is None else visibility.q_valid
                 state, losses, metrics = self.memory.update(state, x, valid, told, train)
         # The residual stream keeps the parameters' dtype, whatever the projections compute in.
         x = x + dropout(attended.out.astype(x.dtype), rate, keys[_AFTER_ATTENTION])
@@ -102,9 +105,7 @@ class Layer(nnx.Module):
         x = x if self.pre else self.feed_forward_norm(x)
         return x, (state, {**losses, **attended.losses}, {**metrics, **attended.metrics}, attended.updates)
 
-    def _attending(
-        self, inputs: Array, length: int, visibility: Visibility | None, terms: Terms, key: Array | None
-    ) -> Attending:
+    def _attending(self, inputs: Array, length: int, **about: Any) -> Attending:
         """What the memory may ask of this segment's attention; no gradient flows into the layer."""
 
         def frozen(module: Any) -> Any:
@@ -114,7 +115,7 @@ class Layer(nnx.Module):
         attention, norm = frozen(self.attention), frozen(self.attention_norm) if self.pre else lambda x: x
         return Attending(
             project=lambda x: attention.project(norm(x)),
-            received=lambda: attention.received(norm(inputs), length, visibility=visibility, terms=terms, key=key),
+            received=lambda: attention.received(inputs, length, **about),
         )
 
 
@@ -214,6 +215,7 @@ class Stack(nnx.Module):
 
         def one(r: int, state: Any, x: Array, remembered: Any, i: Array | int, terms: Terms) -> Any:
             layer_key = None if key is None else jax.random.fold_in(key, i)
+            terms = tuple(term.layer(i) for term in terms)
             return nnx.merge(graphs[r], state)(x, remembered, visibility, terms, layer_key, train)
 
         if self.remat != "none":
