@@ -2,8 +2,8 @@
 
     python scripts/memory_cost.py  # 6 layers, width 256, 8 heads, T = 512, 512 slots, batch 2, float32
 
-Prints the processor time of a step (gradients of loss and auxiliary losses, memory full) as a median, and the medians of
-ratios taken turn by turn, which hold on a busy machine. Models with memory have terms by distance, that without has none.
+Prints the processor time of a step (gradients of loss and auxiliary losses, memory full) as a median, and the medians
+of ratios taken turn by turn, which hold on a busy machine. Models with memory have a term by distance, the other none.
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ class Optimizer:
         return jnp.asarray(self.schedule.rates(total_steps)(step), jnp.float32)
 
     def clip_ratio(self, gradients: Any) -> Array:
-        """What `clip_norm` multiplies these gradients by, but those of groups with their own: 1 where it leaves them."""
+        """What `clip_norm` multiplies gradients by, but those of groups with their own: 1 where it leaves them."""
         apart = self._clipped_apart(gradients)
         norm = optax.tree.norm(jax.tree.map(lambda x, i: x if i < 0 else jnp.zeros((), x.dtype), gradients, apart))
         if self.clip_norm is None:

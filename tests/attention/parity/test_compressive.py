@@ -1,8 +1,8 @@
 """lucidrains/compressive-transformer-pytorch: four segments with memory, the reconstruction loss, and gradients.
 
-The adapter holds its residual layers: memory of normalised inputs, GRU gates, memories moved one layer down, a table of
-distances whose rows up to the number of keys so far are used, the last one for distance 0, and a mean squared error that
-is averaged over layers.
+The adapter holds its residual layers: memory of normalised inputs, GRU gates, memories moved one layer down, a table
+by distance of which as many rows are used as there are keys so far, the last one for distance 0, and a mean squared
+error that is averaged over layers.
 """
 
 import dataclasses
@@ -54,11 +54,11 @@ def joined(weights, name, y, x):
     """The sum, or torch's GRU cell with input y and state x where the program has gates."""
     if f"{name}.gru.weight_ih" not in weights:
         return x + y
-    parts = [
-        jnp.split(jnp.dot(a, weights[f"{name}.gru.weight_{k}"].T, precision="highest") + weights[f"{name}.gru.bias_{k}"], 3, -1)
-        for a, k in ((y, "ih"), (x, "hh"))
-    ]  # fmt: skip
-    (ri, zi, ni), (rh, zh, nh) = parts
+    sides = []
+    for a, kind in ((y, "ih"), (x, "hh")):
+        kernel, bias = weights[f"{name}.gru.weight_{kind}"], weights[f"{name}.gru.bias_{kind}"]
+        sides.append(jnp.split(jnp.dot(a, kernel.T, precision="highest") + bias, 3, axis=-1))
+    (ri, zi, ni), (rh, zh, nh) = sides
     z = jax.nn.sigmoid(zi + zh)
     return (1 - z) * jnp.tanh(ni + jax.nn.sigmoid(ri + rh) * nh) + z * x
 
