@@ -164,7 +164,14 @@ def _allowed(spec: _Spec, queries: Side, keys: Side, heads: int) -> Array:
 
 
 def _weigh(
-    spec: _Spec, s: Array, v: Array, terms: Terms, queries: Side, keys: Side, gap: Array | None, top: Array,
+    spec: _Spec,
+    s: Array,
+    v: Array,
+    terms: Terms,
+    queries: Side,
+    keys: Side,
+    gap: Array | None,
+    top: Array,
     key: Array | None,
 ) -> tuple[Array, Array]:
     """Sums over one block of keys: exp(s - top) times the values [B, R, H, q, E], and exp(s - top) itself [B, R, H, q].
@@ -181,7 +188,9 @@ def _weigh(
     with jax.default_matmul_precision(spec.precision):
         for term in terms:
             extra = term.value(weights, *where)
-            out = out if extra is None else out + extra.astype(out.dtype)
+            if extra is not None:
+                beside = out.shape[-1] - extra.shape[-1]  # columns that mark keys, see `Attention`
+                out = out + jnp.pad(extra.astype(out.dtype), ((0, 0),) * (extra.ndim - 1) + ((0, beside),))
     return out, total
 
 

@@ -129,6 +129,10 @@ class Heads(Pattern):
         return super().entries(queries, keys, visibility, selection)
 
     @property
+    def own_values(self) -> bool:
+        return any(group.own_values for group in self.groups)
+
+    @property
     def parts(self) -> tuple[Pattern, ...]:
         return tuple(part for group in self.groups for part in group.parts)
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from lra.attention.memory import Remembered
 from lra.attention.visibility import Array
 from lra.data import Batch, Corpus
 from lra.errors import UserError
@@ -63,12 +64,12 @@ def evaluate(
     expected = int(tokens.size)
     tokens = tokens[:limit]
     memory = model.initial_memory(protocol.batch_size, train=False, length=protocol.memory_length)
-    slots = _slots(model, memory)
-    context = protocol.context(slots) + _short(model, memory)
-    context += f"; id {vocabulary.start} stands before the first token"
+    past = _past(model, memory)
+    context = protocol.context(_remembered(model, protocol.memory_length)) + _short(model, past)
     names: tuple[str, ...] = ()
     if breakdown is not None:
-        model, names = breakdown.watch(model, protocol.segment + (slots or 0)), breakdown.metrics
+        span = 0 if past is None else past.span
+        model, names = breakdown.watch(model, protocol.segment + span), breakdown.metrics
     total, scored = 0.0, 0
     batches = _checked(protocol.batches(tokens, vocabulary.start), model)
     for batch, nats, metrics in _scores(model, memory, batches, key, names):
@@ -87,7 +88,7 @@ def evaluate(
         split=split,
         tokenisation=f"{vocabulary.name} ({vocabulary.size} ids)",
         protocol=protocol.describe(),
-        context=context,
+        context=f"{context}; id {vocabulary.start} stands before the first token",
         tokens_scored=scored,
         tokens_expected=expected,
         bytes=vocabulary.num_bytes(tokens),
@@ -149,18 +150,28 @@ def _replicated(state: Any) -> jax.sharding.Sharding:
     return sharding
 
 
-def _slots(model: Decoder, memory: Any) -> int | None:
-    """How many slots of memory stand before a segment."""
+def _remembered(model: Decoder, length: int | None) -> str | None:
+    """What the model remembers, and what it did in training if that was something else."""
+    memory = model.stack.layers[0].memory
     if memory is None:
         return None
-    _, filled = jax.eval_shape(jax.vmap(model.stack.layers[0].memory.read), memory[0])
-    return int(filled.shape[-1])
+    now, before = memory.describe(False, length), memory.describe(True)
+    return f"{now} carried" + f" (trained with {before})" * (now != before)
 
 
-def _short(model: Decoder, memory: Any) -> str:
+def _past(model: Decoder, memory: Any) -> Remembered | None:
+    """The shapes of what stands before a segment."""
+    if memory is None:
+        return None
+    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), memory[0])
+    past: Remembered = jax.eval_shape(model.stack.layers[0].memory.read, first)
+    return past
+
+
+def _short(model: Decoder, past: Remembered | None) -> str:
     """What the report says of a memory that holds less than attention would read."""
-    slots, reach = _slots(model, memory), [layer.attention.pattern.reach for layer in model.fitted().stack.layers]
+    reach = [layer.attention.pattern.reach for layer in model.fitted().stack.layers]
     known = [each for each in reach if each is not None]
-    if slots is None or not known or max(known) <= slots:
+    if past is None or not known or max(known) <= past.span:
         return ""
     return f", though attention reaches {max(known)} tokens back"

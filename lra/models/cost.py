@@ -260,7 +260,7 @@ def _layer(program: _Program, r: int, scored: int) -> LayerCost:
 
     def remembered(state: Any) -> Array:
         layer, memory = first(state)
-        return jnp.zeros((1, 0)) if layer.memory is None else layer.memory.read(memory)[1]
+        return jnp.zeros((1, 0)) if layer.memory is None else layer.memory.read(memory).filled
 
     model = program.model(*program.state)
     attention, length = model.stack.layers[r].attention, program.length

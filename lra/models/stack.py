@@ -12,7 +12,7 @@ from flax import nnx
 
 from lra.attention.core import Terms
 from lra.attention.layer import SELECTION, Attention, dropout
-from lra.attention.memory import Memory
+from lra.attention.memory import Attending, Memory
 from lra.attention.pattern import Buffer, Pattern
 from lra.attention.visibility import Array, Visibility
 from lra.models.feed_forward import FeedForward
@@ -68,6 +68,8 @@ class Layer(nnx.Module):
     ) -> None:
         self.pre, self.dropout = norm == "pre", dropout
         self.attention, self.feed_forward, self.memory = attention, feed_forward, memory
+        if memory is not None:
+            attention.check(memory)
         self.attention_norm, self.feed_forward_norm = (nnx.LayerNorm(width, rngs=rngs) for _ in range(2))
 
     def __call__(
@@ -76,21 +78,28 @@ class Layer(nnx.Module):
         """[B, T, C] to [B, T, C], and (memory state, losses, metrics, updates)."""
         keys = [None if key is None else jax.random.fold_in(key, purpose) for purpose in range(4)]
         rate = self.dropout if train else 0.0
-        length, inputs = x.shape[1], x
+        length, inputs, span = x.shape[1], x, x.shape[1]
+        parts: tuple[tuple[str, int], ...] = ()
+        losses: Mapping[str, Array] = {}
         metrics: Mapping[str, Array] = {}
         if self.memory is not None:
-            remembered, filled = self.memory.read(state)
+            past = self.memory.read(state)
+            if self.attention.reach is not None and not self.memory.weights:
+                past = past.newest(self.attention.reach)
+            parts, span = past.parts, past.span + length
             # Zeros for empty slots: the gradient of a projection would be NaN times 0 where they hold NaN.
-            past = jnp.where(filled[..., None], jax.lax.stop_gradient(remembered), jnp.zeros((), remembered.dtype))
-            inputs = jnp.concatenate([past.astype(x.dtype), x], axis=1)
-            valid = None if visibility is None else visibility.q_valid
-            state, metrics = self.memory.update(state, x, valid)
-            visibility = (visibility or Visibility()).after(filled, length)
+            filled = jnp.where(past.filled[..., None], past.inputs, jnp.zeros((), past.inputs.dtype))
+            inputs = jnp.concatenate([filled.astype(x.dtype), x], axis=1)
+            visibility = (visibility or Visibility()).after(past.filled, length, past.positions)
+        about = {"visibility": visibility, "terms": terms, "span": span, "key": keys[_ATTENTION]}
         with jax.named_scope("attention"):
-            attended = self.attention(
-                self.attention_norm(inputs) if self.pre else inputs,
-                length, visibility=visibility, terms=terms, key=keys[_ATTENTION], train=train,
-            )  # fmt: skip
+            inputs = self.attention_norm(inputs) if self.pre else inputs
+            attended = self.attention(inputs, length, **about, train=train, parts=parts)
+        if self.memory is not None:
+            with jax.named_scope("memory"):
+                told = self._attending(inputs, length, **about, selection=attended.selection)
+                valid = None if visibility is None else visibility.q_valid
+                state, losses, metrics = self.memory.update(state, x, valid, told, train)
         # The residual stream keeps the parameters' dtype, whatever the projections compute in.
         x = x + dropout(attended.out.astype(x.dtype), rate, keys[_AFTER_ATTENTION])
         x = x if self.pre else self.attention_norm(x)
@@ -98,7 +107,20 @@ class Layer(nnx.Module):
             y = self.feed_forward(self.feed_forward_norm(x) if self.pre else x, key=keys[_FEED_FORWARD], train=train)
         x = x + dropout(y.astype(x.dtype), rate, keys[_AFTER_FEED_FORWARD])
         x = x if self.pre else self.feed_forward_norm(x)
-        return x, (state, attended.losses, {**metrics, **attended.metrics}, attended.updates)
+        return x, (state, {**losses, **attended.losses}, {**metrics, **attended.metrics}, attended.updates)
+
+    def _attending(self, inputs: Array, length: int, **about: Any) -> Attending:
+        """What the memory may ask of this segment's attention; no gradient flows into the layer."""
+
+        def frozen(module: Any) -> Any:
+            graph, state = nnx.split(module)
+            return nnx.merge(graph, jax.lax.stop_gradient(state))
+
+        attention, norm = frozen(self.attention), frozen(self.attention_norm) if self.pre else lambda x: x
+        return Attending(
+            project=lambda x: attention.project(norm(x)),
+            received=lambda: attention.received(inputs, length, **about),
+        )
 
 
 class Stack(nnx.Module):
