@@ -20,7 +20,7 @@ from lra.attention.visibility import Array, Visibility
 from lra.models.embeddings import PositionEmbedding
 from lra.models.feed_forward import FeedForward
 from lra.models.output import Softmax
-from lra.models.stack import Layer, Stack, StackOutput
+from lra.models.stack import Layer, Layers, Stack, StackOutput
 
 _EMBEDDING = 1 << 20  # number of the embedding's random key; layers have theirs from 0
 
@@ -79,7 +79,7 @@ class Decoder(nnx.Module):
         pattern: Callable[..., Pattern] | tuple[Callable[..., Pattern], ...],
         attention: Callable[..., Attention] = Attention,
         feed_forward: Callable[..., FeedForward] = FeedForward,
-        stack: Callable[..., Stack] = Stack,
+        stack: Callable[..., Layers] = Stack,
         head: Callable[..., Softmax] = Softmax,
         terms: tuple[Callable[..., TermModule], ...] = (),
         memory: Callable[..., Memory] | None = None,
@@ -146,7 +146,13 @@ class Decoder(nnx.Module):
             )
 
         self.stack = stack(num_layers=num_layers, width=width, layer=layer, rngs=rngs)
-        self.head = head(vocabulary_size=vocabulary_size, width=width, compute_dtype=narrow, rngs=rngs)
+        wide = self.stack.output_width
+        self.head = head(vocabulary_size=vocabulary_size, width=wide, compute_dtype=narrow, rngs=rngs)
+        if self.head.tied and wide != width:
+            raise ValueError(
+                f"{type(self.stack).__name__} gives vectors of {wide}, but the token embedding has {width}, so that "
+                f"the output head cannot be tied to it: set {type(self.head).__name__}.tied = False"
+            )
 
     def initial_memory(self, batch: int, train: bool, length: int | None = None) -> Any:
         """The memory of B rows that have seen nothing, or None without memory; `length` overrides its own."""
