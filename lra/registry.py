@@ -38,6 +38,7 @@ CLASSES: tuple[type, ...] = (
 )
 
 CORPORA: dict[str, type] = {
+    "duplication": data.Duplication,
     "python_source": data.PythonSource,
     "text_file": data.TextFile,
 }

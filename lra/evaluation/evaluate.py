@@ -56,19 +56,23 @@ def evaluate(
             "evaluate it on the corpus that it was trained on"
         )
     began = time.perf_counter()
-    tokens = corpus.tokens(split)
-    expected = int(tokens.size)
-    tokens = tokens[:limit]
+    tokens, scored = corpus.tokens(split), corpus.scored(split)
+    expected = int(tokens.size if scored is None else scored.sum())
+    tokens, scored = tokens[:limit], None if scored is None else scored[:limit]
+    counted = tokens if scored is None else tokens[scored]
+    if not counted.size:
+        raise UserError(f"none of the first {limit} tokens of {corpus.name} {split} is scored: raise the limit")
     memory = model.initial_memory(protocol.batch_size, train=False, length=protocol.memory_length)
     context = f"{protocol.context(_slots(model, memory))}; id {vocabulary.start} stands before the first token"
-    total, scored = 0.0, 0
-    for nats in _scores(model, memory, _checked(protocol.batches(tokens, vocabulary.start), model), key):
+    total, done, right = 0.0, 0, 0
+    batches = _checked(protocol.batches(tokens, vocabulary.start, scored), model)
+    for nats, hits in _scores(model, memory, batches, key):
         total += float(nats.sum(dtype=np.float64))
-        scored += nats.size
+        done, right = done + nats.size, right + int(hits.sum())
         if not np.isfinite(total):
-            raise FloatingPointError(f"the model's score of {corpus.name} {split} is {total} after {scored} tokens")
+            raise FloatingPointError(f"the model's score of {corpus.name} {split} is {total} after {done} tokens")
         if progress is not None:
-            progress(scored, int(tokens.size))
+            progress(done, int(counted.size))
     return Report(
         corpus=corpus.name,
         corpus_description=corpus.description,
@@ -76,40 +80,46 @@ def evaluate(
         tokenisation=f"{vocabulary.name} ({vocabulary.size} ids)",
         protocol=protocol.describe(),
         context=context,
-        tokens_scored=scored,
+        tokens_scored=done,
         tokens_expected=expected,
-        bytes=vocabulary.num_bytes(tokens),
+        tokens_right=right,
+        bytes=vocabulary.num_bytes(counted),
         nats_total=total,
-        partial=tokens.size < expected,
+        partial=counted.size < expected,
         seconds=time.perf_counter() - began,
         step=step,
         weights=weights,
     )
 
 
-def _scores(model: Decoder, memory: Any, batches: Iterable[Batch], key: Array | None) -> Iterator[np.ndarray]:
-    """The nats of each batch's targets, without padding; the device is one batch ahead of the host."""
+def _scores(
+    model: Decoder, memory: Any, batches: Iterable[Batch], key: Array | None
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The nats of each batch's scored targets, and which were predicted; the device is one batch ahead of the host."""
     graph, state = nnx.split(model)
     memory = jax.device_put(memory, _replicated(state))
-    pending: tuple[Array, np.ndarray] | None = None
+    pending: tuple[Array, Array, np.ndarray] | None = None
     for batch in batches:
-        valid = batch.weights > 0
-        nats, memory = _step(graph, state, memory, batch.inputs, batch.targets, valid, batch.reset, key)
+        nats, right, memory = _step(graph, state, memory, batch.inputs, batch.targets, batch.valid, batch.reset, key)
         if pending is not None:
-            yield np.asarray(pending[0])[pending[1]]
-        pending = nats, valid
+            yield _where(*pending)
+        pending = nats, right, batch.weights > 0
     if pending is not None:
-        yield np.asarray(pending[0])[pending[1]]
+        yield _where(*pending)
+
+
+def _where(nats: Array, right: Array, scored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.asarray(nats)[scored], np.asarray(right)[scored]
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _step(
     graph: Any, state: Any, memory: Any, inputs: Array, targets: Array, valid: Array, reset: Array, key: Array | None
-) -> tuple[Array, Any]:
+) -> tuple[Array, Array, Any]:
     model: Decoder = nnx.merge(graph, state)
     memory = model.reset_memory(memory, reset)
     scored = model.score(inputs, targets, valid=valid, memory=memory, key=key)
-    return scored.nats, scored.memory
+    return scored.nats, scored.right, scored.memory
 
 
 def _checked(batches: Iterable[Batch], model: Decoder) -> Iterator[Batch]:

@@ -313,8 +313,8 @@ class _NoFeedForward(nnx.Module):
 class _NoHead(nnx.Module):
     """Stands where an output head stood."""
 
-    def nats(self, x: Array, embedding: Array, targets: Array) -> Array:
-        return x[..., 0]
+    def score(self, x: Array, embedding: Array, targets: Array) -> tuple[Array, Array]:
+        return x[..., 0], targets == 0
 
 
 def _nothing(model: Decoder) -> None:

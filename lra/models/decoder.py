@@ -32,6 +32,7 @@ class Scored:
 
     Attributes:
         nats: negative log-likelihood of each target [B, T], in nats.
+        right: whether each target is the likeliest token [B, T].
         memory: the memory after this segment, or None.
         losses: weighted auxiliary losses.
         metrics: by layer, [L] each.
@@ -39,6 +40,7 @@ class Scored:
     """
 
     nats: Array
+    right: Array
     memory: Any
     losses: Mapping[str, Array]
     metrics: Mapping[str, Array]
@@ -197,8 +199,8 @@ class Decoder(nnx.Module):
         """
         output = self._hidden(tokens, valid, memory, key, train)
         with jax.named_scope("head"):
-            nats = self.head.nats(output.x, self.embedding.embedding[...], targets)
-        return Scored(nats, output.memory, output.losses, output.metrics, output.updates)
+            nats, right = self.head.score(output.x, self.embedding.embedding[...], targets)
+        return Scored(nats, right, output.memory, output.losses, output.metrics, output.updates)
 
     def write(self, updates: Any) -> None:
         """Writes the buffer values that a training step has accepted."""

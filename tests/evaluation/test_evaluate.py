@@ -46,8 +46,8 @@ class Altered(Protocol):
     def bounds(self, size: int) -> np.ndarray:
         return self.inner.bounds(size)
 
-    def batches(self, tokens: np.ndarray, start: int) -> Iterator[Batch]:
-        return map(self.alter, self.inner.batches(tokens, start))
+    def batches(self, tokens: np.ndarray, start: int, scored: np.ndarray | None = None) -> Iterator[Batch]:
+        return map(self.alter, self.inner.batches(tokens, start, scored))
 
 
 def nats(model: Decoder, corpus: Any, protocol: Protocol, **options: Any) -> float:
