@@ -120,7 +120,7 @@ class BlockLocal(FunctionPattern):
     def rule(self) -> Rule:
         return BlockRule(self.block, self.look_back, self.causal)
 
-    def labels(self, queries: int, keys: int, visibility: Visibility, key: Array | None = None) -> Labels:
+    def labels(self, queries: int, keys: int, visibility: Visibility, selection: Any = None) -> Labels:
         return visibility.place_labels(queries, keys)
 
     @classmethod

@@ -7,10 +7,11 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra.attention.dense import reads
+from lra.attention.dense import drawn, reads
 from lra.attention.memory import Memory
 from lra.attention.pattern import Pattern
 from lra.attention.visibility import Visibility
@@ -78,13 +79,13 @@ def sparsity(grid: np.ndarray) -> float:
 
 def once(pattern: Pattern, length: int) -> Drawing:
     """Which of `length` tokens each reads in one layer."""
-    return Drawing(reads(pattern, length, length)[0])
+    return Drawing(_reads(pattern, length, length))
 
 
 def through(layers: Sequence[Pattern], length: int) -> Drawing:
     """Which of `length` tokens reach each one through layers joined by residual connections, by any of their heads."""
     itself = np.eye(length, dtype=np.float32)  # what a residual connection passes on
-    steps = {id(pattern): reads(pattern, length, length)[0].any(0) + itself for pattern in layers}
+    steps = {id(pattern): _reads(pattern, length, length).any(0) + itself for pattern in layers}
     reached = itself
     for pattern in layers:
         reached = np.minimum(steps[id(pattern)] @ reached, 1)
@@ -97,11 +98,16 @@ def carried(pattern: Pattern, memory: Memory, length: int, segments: int) -> lis
     for n in range(segments):
         remembered, filled = memory.read(state)
         _, slots, width = remembered.shape
-        heads = reads(pattern, length, slots + length, Visibility().after(filled, length))[0]
+        heads = _reads(pattern, length, slots + length, Visibility().after(filled, length))
         name = f"segment {n + 1}, {int(filled.sum())} of {slots} slots filled"
         drawings.append(Drawing(heads, np.asarray(filled)[0], name))
         state, _ = memory.update(state, jnp.zeros((1, length, width), remembered.dtype), None)
     return drawings
+
+
+def _reads(pattern: Pattern, queries: int, keys: int, visibility: Visibility | None = None) -> np.ndarray:
+    """Which keys each query reads: booleans [H, T, S]; patterns that depend on content select of random content."""
+    return reads(pattern, queries, keys, visibility, drawn(pattern, queries, keys, jax.random.key(0)))[0]
 
 
 def text(drawings: Sequence[Drawing], title: str) -> str:

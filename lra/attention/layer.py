@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from lra.attention.core import Terms
 from lra.attention.initialisers import initialiser
 from lra.attention.pattern import Attended, Inputs, Pattern, Projection, Site, require
 from lra.attention.visibility import Array, Visibility
+
+SELECTION = "selection"
+"""Name of what patterns select by content, for policies of `jax.checkpoint`, which have to save it."""
 
 
 class Attention(nnx.Module):
@@ -50,19 +56,20 @@ class Attention(nnx.Module):
             raise ValueError(f"Attention.dropout needs to be at least 0 and below 1, got {dropout}")
         self.pattern = pattern(site=dataclasses.replace(site, dropout=dropout), rngs=rngs)
         require(self.pattern.promise, type(self.pattern).__name__, memory=memory, distances=distances)
-        if self.pattern.projections != "qkv":
-            name = type(self.pattern).__name__
-            raise ValueError(f"Attention projects q, k and v, but {name} needs {self.pattern.projections}")
         self.num_heads, self.head_dim = site.num_heads, site.head_dim
         inner = site.num_heads * site.head_dim
+        self.shares = tuple(self.pattern.shares.tolist())
+        keys = self.shares.count(False) * site.head_dim
 
         def linear(inputs: int, outputs: int, scale: float = 1.0) -> nnx.Linear:
             init, dtype = initialiser(kernel, scale), site.compute_dtype
             return nnx.Linear(inputs, outputs, use_bias=bias, kernel_init=init, dtype=dtype, rngs=rngs)
 
-        self.query, self.key, self.value = (linear(site.width, inner) for _ in range(3))
+        self.query = linear(site.width, inner)
+        self.key = linear(site.width, keys) if keys else None  # of the heads that do not share the queries' projection
+        self.value = linear(site.width, inner)
         self.output = linear(inner, site.width, output_scale)
-        self.pattern.adopt(*(self._values(linear) for linear in (self.query, self.key, self.value)))
+        self.pattern.adopt(*self._values(bias))
 
     def __call__(
         self,
@@ -73,6 +80,7 @@ class Attention(nnx.Module):
         terms: Terms = (),
         key: Array | None = None,
         train: bool = False,
+        selection: Any = None,
     ) -> Attended:
         """Attention for the last `length` of the inputs.
 
@@ -83,6 +91,7 @@ class Attention(nnx.Module):
             terms: additions by position.
             key: random key of this layer and step.
             train: whether dropout and updates of buffers are on.
+            selection: what an earlier pass over the same inputs returned as its selection; None to select.
 
         Returns:
             Attended with out [B, T, C].
@@ -92,23 +101,45 @@ class Attention(nnx.Module):
             packed = visibility.q_segment is not None
             require(self.pattern.promise, type(self.pattern).__name__, padding=padded, packing=packed)
         own = inputs[:, inputs.shape[1] - length :]
-        q, k, v = self._heads(self.query(own)), self._heads(self.key(inputs)), self._heads(self.value(inputs))
+        q, k, v = self._project(inputs, length)
+        if selection is None:
+            selection = self.pattern.select(q, k, visibility=visibility, key=key, train=train)
+            selection = checkpoint_name(selection, SELECTION)
         attended = self.pattern(
-            q, k, v, inputs=Inputs(own, inputs, self._project), visibility=visibility, terms=terms, key=key, train=train
-        )
+            q, k, v, inputs=Inputs(own, inputs, self._project), visibility=visibility, terms=terms, key=key,
+            train=train, selection=selection,
+        )  # fmt: skip
         joined = attended.out.reshape(*attended.out.shape[:2], -1)
-        return dataclasses.replace(attended, out=self.output(joined))
+        return dataclasses.replace(attended, out=self.output(joined), selection=selection)
 
-    def _project(self, x: Array) -> tuple[Array, Array, Array]:
-        return self._heads(self.query(x)), self._heads(self.key(x)), self._heads(self.value(x))
+    def _project(self, x: Array, length: int | None = None) -> tuple[Array, Array, Array]:
+        """[B, S, C] to q [B, T, H, D] of the last T inputs (None: all), k and v [B, S, H, D]."""
+        asked = x if length is None or any(self.shares) else x[:, x.shape[1] - length :]
+        q, v = self._heads(self.query(asked)), self._heads(self.value(x))
+        k = self._joined(q, None if self.key is None else self._heads(self.key(x)))
+        return q if length is None else q[:, q.shape[1] - length :], k, v
 
-    def _values(self, linear: nnx.Linear) -> Projection:
-        heads = self.num_heads, self.head_dim
-        kernel = linear.kernel[...].reshape(-1, *heads)
-        return Projection(kernel, None if linear.bias is None else linear.bias[...].reshape(heads))
+    def _joined(self, q: Array, own: Array | None) -> Array:
+        """Keys [..., H, D] from queries, for heads that share their projection, and from keys of the others' own."""
+        if own is None or not any(self.shares):
+            return q if own is None else own
+        ranks = itertools.count(len(self.shares))
+        return jnp.concatenate([q, own], axis=-2)[..., [h if s else next(ranks) for h, s in enumerate(self.shares)], :]
+
+    def _values(self, bias: bool) -> list[Projection]:
+        """The projections of all heads' q, k and v."""
+
+        def values(name: str) -> list[Array | None]:
+            linears = (self.query, self.key, self.value)
+            read = (None if each is None else self._heads(getattr(each, name)[...]) for each in linears)
+            q, k, v = read
+            return [q, self._joined(q, k), v]
+
+        kernels, biases = values("kernel"), values("bias") if bias else [None] * 3
+        return [Projection(kernel, b) for kernel, b in zip(kernels, biases, strict=True)]
 
     def _heads(self, x: Array) -> Array:
-        return x.reshape(*x.shape[:2], self.num_heads, self.head_dim)
+        return x.reshape(*x.shape[:-1], -1, self.head_dim)
 
 
 def dropout(x: Array, rate: float, key: Array | None) -> Array:

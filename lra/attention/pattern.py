@@ -31,7 +31,6 @@ class Site:
         width: width of the model (C).
         value_dim: width of a head's values (E); None for D.
         causal: whether queries may read later keys.
-        projections: "qkv", or "shared_qk" where queries and keys are one projection.
         dropout: share of attention weights dropped in training.
         compute_dtype: of projections; None for the parameters' own.
     """
@@ -43,7 +42,6 @@ class Site:
     width: int = 64
     value_dim: int | None = None
     causal: bool = True
-    projections: Literal["qkv", "shared_qk"] = "qkv"
     dropout: float = 0.0
     compute_dtype: str | None = None
 
@@ -148,12 +146,14 @@ class Attended:
         losses: auxiliary losses by name, weighted scalars.
         metrics: numbers to report by name.
         updates: new values of the pattern's buffers by attribute name; the training step writes them.
+        selection: what `Pattern.select` chose, set by `Attention`, to be given again where a pass is recomputed.
     """
 
     out: Array
     losses: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     metrics: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     updates: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+    selection: Any = None
 
 
 class Buffer(nnx.Variable):
@@ -163,12 +163,15 @@ class Buffer(nnx.Variable):
 class Pattern(nnx.Module):
     """Which keys a query may read. Subclasses are final: own arguments, then `site` and `rngs` from `Attention`."""
 
-    projections: ClassVar[str] = "qkv"
-    """What is projected: "qkv", or "shared_qk"."""
+    projections: Literal["qkv", "shared_qk"] = "qkv"
+    """What is projected: "qkv", or "shared_qk", where the key of a token is its query."""
+    combination: Literal["union", "rounds", "mean"] = "union"
+    """How a query's sets of keys are joined (see `rules`): one softmax over their union; one over all of them, in which
+    a key counts once for each set that holds it; or the mean of a softmax for each set that is not empty."""
 
     def __init__(self, site: Site) -> None:
         self.causal = site.causal
-        self.num_heads = site.num_heads
+        self.num_heads, self.head_dim = site.num_heads, site.head_dim
         self.dropout = site.dropout
         promise = self.promise
         name = type(self).__name__
@@ -188,6 +191,16 @@ class Pattern(nnx.Module):
     @abc.abstractmethod
     def rule(self) -> Rule:
         """`rule(q: Entry, k: Entry) -> bool`: the definition of the pattern, for oracle, drawings and decoding."""
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """A rule for each set of keys, where there are several (rounds, clusters); `rule` is their union."""
+        return (self.rule,)
+
+    @property
+    def scale(self) -> float | None:
+        """What multiplies the products of queries and keys; None for 1/sqrt(D)."""
+        return None
 
     @classmethod
     @abc.abstractmethod
@@ -211,6 +224,7 @@ class Pattern(nnx.Module):
         terms: Terms = (),
         key: Array | None = None,
         train: bool = False,
+        selection: Any = None,
     ) -> Attended:
         """Attention.
 
@@ -221,25 +235,51 @@ class Pattern(nnx.Module):
             terms: additions by position.
             key: random key of this layer and step.
             train: whether dropout and updates of buffers are on.
+            selection: of `select`, for these arguments; None to select here.
         """
 
-    def labels(self, queries: int, keys: int, visibility: Visibility, key: Array | None = None) -> Labels:
-        """The pattern's own integers for T queries and S keys, [B or 1, T] and [B or 1, S], as the rule reads them."""
+    def select(
+        self, q: Array, k: Array, *, visibility: Visibility | None = None, key: Array | None = None, train: bool = False
+    ) -> Any:
+        """What depends on content, as integers (buckets, members of clusters): a pytree, or None for positions alone.
+
+        They are residuals: a backward pass is given those of the forward pass, since inputs that are recomputed or
+        reconstructed can differ in the last bit, which would choose other keys.
+
+        Args:
+            q: [B, T, H, D]. k: [B, S, H, D].
+            visibility: as in the call. key: the call's. train: the call's.
+        """
+        return None
+
+    def selections(self, selection: Any) -> tuple[Any, ...]:
+        """The selections of `parts`, from this pattern's own."""
+        return (selection,)
+
+    def labels(self, queries: int, keys: int, visibility: Visibility, selection: Any = None) -> Labels:
+        """The pattern's own integers, as the rule reads them: for T queries [B or 1, T] or [B or 1, T, H], and S keys.
+
+        `selection` is that of `select`, which patterns that depend on content need.
+        """
         return {}, {}
 
     def entries(
-        self, queries: int, keys: int, visibility: Visibility, key: Array | None = None
+        self, queries: int, keys: int, visibility: Visibility, selection: Any = None
     ) -> tuple[Entries, Entries]:
         """All that the rule and visibility know of T queries and of the entries that stand for S keys.
 
         Patterns whose entries are no tokens (see `summarise`) give those of the entries.
         """
         q_position, k_position = visibility.positions(queries, keys)
-        q_labels, k_labels = self.labels(queries, keys, visibility, key)
+        q_labels, k_labels = self.labels(queries, keys, visibility, selection)
         return (
             Entries(q_position, visibility.q_valid, visibility.q_segment, q_labels),
             Entries(k_position, visibility.k_valid, visibility.k_segment, k_labels),
         )
+
+    def prepare(self, q: Array, k: Array) -> tuple[Array, Array]:
+        """Queries and keys as their products take them, where the pattern normalises them."""
+        return q, k
 
     def summarise(self, k: Array, v: Array, visibility: Visibility) -> tuple[Array, Array]:
         """The entries that are read in place of keys [B, S, H, D] and values [B, S, H, E]: [B, S', H, ...]."""
@@ -253,6 +293,11 @@ class Pattern(nnx.Module):
     def parts(self) -> tuple[Pattern, ...]:
         """The patterns that this one is made of, in the order of their heads."""
         return (self,)
+
+    @property
+    def shares(self) -> np.ndarray:
+        """Heads whose keys are their queries' projections: booleans [H]."""
+        return np.concatenate([np.full(part.num_heads, part.projections == "shared_qk") for part in self.parts])
 
     def adopt(self, query: Projection, key: Projection, value: Projection) -> None:
         """Called once by `Attention` with the initial values of its projections, for own ones that start from them."""
@@ -287,6 +332,7 @@ class FunctionPattern(Pattern):
         terms: Terms = (),
         key: Array | None = None,
         train: bool = False,
+        selection: Any = None,
     ) -> Attended:
         out = type(self).function(
             q, k, v, **self.arguments, causal=self.causal, visibility=visibility, terms=terms,

@@ -308,7 +308,7 @@ class WindowGlobal(Pattern):
     def rule(self) -> Rule:
         return WindowGlobalRule(self.window, self.causal)
 
-    def labels(self, queries: int, keys: int, visibility: Visibility, key: Array | None = None) -> Labels:
+    def labels(self, queries: int, keys: int, visibility: Visibility, selection: Any = None) -> Labels:
         flags = self.chosen.flags(queries, keys, visibility)
         self.chosen.refuse_more(flags, visibility)
         return {"global": flags[:, keys - queries :]}, {"global": flags}
@@ -348,6 +348,7 @@ class WindowGlobal(Pattern):
         terms: Terms = (),
         key: Array | None = None,
         train: bool = False,
+        selection: Any = None,
     ) -> Attended:
         visibility = visibility or Visibility()
         length, size = lengths(q, k, visibility)

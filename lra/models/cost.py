@@ -266,18 +266,22 @@ def _layer(program: _Program, r: int, scored: int) -> LayerCost:
     attention, length = model.stack.layers[r].attention, program.length
     pattern, slots = attention.pattern, jax.eval_shape(remembered, program.state).shape[1]
 
-    def entries(part: Pattern) -> int:
-        known: Any = part.entries(length, length + slots, Visibility())[1]
+    def entries(part: Pattern, own: Any) -> int:
+        known: Any = part.entries(length, length + slots, Visibility(), own)[1]
         return int(known.position.shape[1])
 
-    scores, of_twice = (dense.pairs(pattern, n, n + slots, jax.random.key(0)) for n in (length, 2 * length))
+    drawn = [dense.drawn(pattern, n, n + slots, jax.random.key(0)) for n in (length, 2 * length)]
+    scores, of_twice = (
+        dense.pairs(pattern, n, n + slots, own) for n, own in zip((length, 2 * length), drawn, strict=True)
+    )
+    parts = zip(pattern.parts, pattern.selections(drawn[0]), strict=True)
     layers = tuple(range(r, model.stack.num_layers, len(model.stack.layers)))
     x = jax.ShapeDtypeStruct((1, length, model.width), jnp.float32)
     return LayerCost(
         layers=layers,
         pattern=type(pattern).__name__,
         causal=pattern.causal,
-        keys=attention.head_dim * sum(part.num_heads * entries(part) for part in pattern.parts),
+        keys=attention.head_dim * sum(part.num_heads * entries(part, own) for part, own in parts),
         scores=scores,
         square=attention.num_heads * length * (length + slots),
         growth=math.log2(of_twice / scores) if scores else 0.0,

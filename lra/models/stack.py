@@ -12,18 +12,23 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lra.attention.core import Terms
-from lra.attention.layer import Attention, dropout
+from lra.attention.layer import SELECTION, Attention, dropout
 from lra.attention.memory import Memory
 from lra.attention.visibility import Array, Visibility
 from lra.models.feed_forward import FeedForward
 from lra.models.traced import kept
 
+_SELECTION = jax.checkpoint_policies.save_only_these_names(SELECTION)
+
 REMAT: dict[str, Any] = {
     "none": None,
-    "full": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": _SELECTION,
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        _SELECTION, jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    ),
 }
-"""What a layer saves for the backward pass, by name: everything, its input alone, or its projections."""
+"""What a layer saves for the backward pass, by name: everything, its input alone, or its projections; and what its
+pattern has selected by content, which rounding could change."""
 
 _ATTENTION, _AFTER_ATTENTION, _FEED_FORWARD, _AFTER_FEED_FORWARD = range(4)
 

@@ -27,36 +27,68 @@ def run(pattern, q, k, v, visibility=None, terms=(), **options):
 
 
 def check(case, rng):
-    """Arrangement == rule: output and gradients of q, k, v and the terms, against NumPy in float64."""
+    """Arrangement == rules: output and gradients of q, k, v and the terms, against NumPy in float64."""
     with jax.enable_x64(case.dtype == "float64"):
         pattern = cases.make(case.pattern, case.example, case.causal, value_dim=case.values)
-        a = cases.arrays(case, rng)
-        sizes, visibility, wide = (a.q.shape[1], a.k.shape[1]), a.visibility or Visibility(), accumulator(a.q.dtype)
-        allowed = np.asarray(dense.visible(pattern, *sizes, visibility))
-        allowed = np.broadcast_to(allowed, (cases.BATCH, *allowed.shape[1:]))
-        places = [np.asarray(side.position) for side in pattern.entries(*sizes, visibility)]
-        summarise = lambda k, v: pattern.summarise(k, v, visibility)  # noqa: E731
-        (k, v), back = jax.vjp(summarise, *(jnp.asarray(x, wide) for x in (a.k, a.v)))
-        k, v = np.asarray(k), np.asarray(v)
-        want, gradients = oracle.attend(a.q, k, v, allowed, cases.WIDTH**-0.5, a.term_arrays, a.d_out, *places)
-        gradients["k"], gradients["v"] = back((jnp.asarray(gradients["k"], wide), jnp.asarray(gradients["v"], wide)))
+        a = cases.arrays(case, rng, pattern=pattern)
+        selection = pattern.select(*map(jnp.asarray, (a.q, a.k)), visibility=a.visibility)
+        want, gradients = expected(pattern, a, selection)
 
         @jax.jit
-        def both(q, k, v, term, visibility, d_out):
-            out, pull = jax.vjp(lambda q, k, v, term: run(pattern, q, k, v, visibility, term), q, k, v, term)
-            return out, pull(d_out)
+        def both(q, k, v, term, visibility, d_out, selection):
+            def out(q, k, v, term):
+                return run(pattern, q, k, v, visibility, term, selection=selection)
 
-        out, (dq, dk, dv, dt) = both(*map(jnp.asarray, (a.q, a.k, a.v)), a.term, a.visibility, jnp.asarray(a.d_out))
+            value, pull = jax.vjp(out, q, k, v, term)
+            return value, pull(d_out)
+
+        arrays = map(jnp.asarray, (a.q, a.k, a.v))
+        out, (dq, dk, dv, dt) = both(*arrays, a.term, a.visibility, jnp.asarray(a.d_out), selection)
         assert out.dtype == a.q.dtype
         got = {"q": dq, "k": dk, "v": dv}
         if a.term_arrays.kind in ("alibi", "table"):
             got |= {name: getattr(dt[0], name) for name in ("slopes", "scores", "values") if hasattr(dt[0], name)}
         tolerance = cases.TOLERANCE[case.dtype]
         assert oracle.error(out, want) < tolerance
-        empty = ~allowed.any(-1)
-        np.testing.assert_array_equal(np.asarray(out)[empty.swapaxes(1, 2)], 0)
+        empty = ~dense.visible(pattern, a.q.shape[1], a.k.shape[1], a.visibility, selection).any(-1)
+        np.testing.assert_array_equal(
+            np.asarray(out)[np.broadcast_to(empty, (cases.BATCH, *empty.shape[1:])).swapaxes(1, 2)], 0
+        )
         for part, value in got.items():
             assert oracle.error(value, gradients[part]) < tolerance, part
+
+
+def expected(pattern, a, selection):
+    """The oracle's output and gradients, for each of the pattern's parts by its own rules."""
+    sizes, visibility, wide = (a.q.shape[1], a.k.shape[1]), a.visibility or Visibility(), accumulator(a.q.dtype)
+    outs, gradients, first = [], {}, 0
+    for part, own in zip(pattern.parts, pattern.selections(selection), strict=True):
+        last = first + part.num_heads
+        sets = dense.sets(part, *sizes, visibility, own)
+        sets = [np.broadcast_to(each, (cases.BATCH, *each.shape[1:])) for each in sets]
+        places = [np.asarray(side.position) for side in part.entries(*sizes, visibility, own)]
+
+        def prepare(q, k, v, part=part):
+            q, k = part.prepare(q, k)
+            return (q, *part.summarise(k, v, visibility))
+
+        heads = [jnp.asarray(x[:, :, first:last], wide) for x in (a.q, a.k, a.v)]
+        prepared, back = jax.vjp(prepare, *heads)
+        scale = part.scale or cases.WIDTH**-0.5
+        out, found = oracle.combined(
+            *map(np.asarray, prepared), sets, part.combination, scale, a.term_arrays.heads(first, last),
+            a.d_out[:, :, first:last], *places,
+        )  # fmt: skip
+        found |= dict(zip("qkv", back(tuple(jnp.asarray(found[name], wide) for name in "qkv")), strict=True))
+        outs.append(out)
+        for name, value in found.items():
+            gradients.setdefault(name, []).append(np.asarray(value))
+        first = last
+    axes = {"q": 2, "k": 2, "v": 2, "slopes": 0, "scores": 0}
+    joined = {
+        name: np.concatenate(values, axes[name]) if name in axes else sum(values) for name, values in gradients.items()
+    }
+    return np.concatenate(outs, axis=2), joined
 
 
 @pytest.mark.parametrize("case", [case for name in PATTERNS for case in cases.pairwise(name)], ids=str)
@@ -73,22 +105,27 @@ def test_arrangement_equals_rule_sampled(case, rng):
 def plain(name, example, rng, length, extra=0, padding="none", packed=False, causal=None, values=cases.WIDTH):
     causal = (name, example) in CAUSAL if causal is None else causal
     case = cases.Case(name, example, causal, str(length), str(extra), padding, packed, "none", "float32", values)
-    return cases.make(name, example, causal, value_dim=values), cases.arrays(case, rng, poison=False)
+    pattern = cases.make(name, example, causal, value_dim=values)
+    return pattern, cases.arrays(case, rng, poison=False, pattern=pattern)
 
 
 @each_causal
 def test_later_tokens_change_nothing(name, example, rng):
+    """Where a pattern's selection may look at later tokens, with the selection kept: values never leak."""
     pattern, a = plain(name, example, rng, length=41, extra=5, causal=True)
-    before = np.asarray(run(pattern, a.q, a.k, a.v))
-    grid = np.asarray(dense.visible(pattern, 41, 46))
+    chosen = pattern.select(a.q, a.k)
+    before, grid = np.asarray(run(pattern, a.q, a.k, a.v)), np.asarray(dense.visible(pattern, 41, 46, selection=chosen))
     for t in (0, 13, 39):
         q, k, v = a.q.copy(), a.k.copy(), a.v.copy()
         for x in (q[:, t + 1 :], k[:, t + 6 :], v[:, t + 6 :]):
             x[...] = rng.normal(size=x.shape) * 9
-        after = np.asarray(run(pattern, q, k, v))
-        if pattern.promise.sorts:
-            again = np.asarray(dense.visible(pattern, 41, 46))
+        q = cases.tied(pattern, q, k)
+        if pattern.promise.causal == "strict":
+            chosen = pattern.select(q, k)
+            again = np.asarray(dense.visible(pattern, 41, 46, selection=chosen))
             np.testing.assert_array_equal(again[:, :, : t + 1], grid[:, :, : t + 1])
+        after = np.asarray(run(pattern, q, k, v, selection=chosen))
+        if pattern.promise.sorts:
             assert oracle.error(after[:, : t + 1], before[:, : t + 1]) < 1e-6
         else:
             np.testing.assert_array_equal(after[:, : t + 1], before[:, : t + 1])
@@ -147,10 +184,12 @@ def test_rows_that_read_nothing_are_zero_and_pass_no_gradient(name, example, sid
 @each_pattern
 def test_nan_in_entries_that_nobody_may_read(name, example, rng):
     pattern, a = plain(name, example, rng, length=3, extra=60)
-    read = dense.reads(pattern, 3, 63).any((0, 1, 2))
+    selection = pattern.select(a.q, a.k)
+    read = dense.reads(pattern, 3, 63, selection=selection).any((0, 1, 2))
     poisoned = [np.where(read[None, :, None, None], x, np.nan).astype(np.float32) for x in (a.k, a.v)]
-    out, pull = jax.vjp(lambda k, v: run(pattern, a.q, k, v), a.k, a.v)
-    bad, bad_pull = jax.vjp(lambda k, v: run(pattern, a.q, k, v), *poisoned)
+    attend = functools.partial(run, pattern, a.q, selection=selection)
+    out, pull = jax.vjp(attend, a.k, a.v)
+    bad, bad_pull = jax.vjp(attend, *poisoned)
     np.testing.assert_array_equal(out, bad)
     for x, y in zip(pull(jnp.ones_like(out)), bad_pull(jnp.ones_like(out)), strict=True):
         np.testing.assert_array_equal(x, y)
