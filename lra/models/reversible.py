@@ -17,7 +17,8 @@ from jax import custom_derivatives
 
 from lra.attention.core import Terms
 from lra.attention.visibility import Array, Visibility
-from lra.models.stack import Effects, Layer, Layers, StackOutput, in_turns, scope_of
+from lra.models.stack import REMAT, Effects, Layer, Layers, StackOutput, in_turns, scope_of
+from lra.models.traced import kept
 
 
 class Reversible(Layers):
@@ -44,7 +45,8 @@ class Reversible(Layers):
         self.final_norm = nnx.LayerNorm(self.output_width, rngs=rngs)
 
     def layer_kept(self, run: Callable[..., Array], state: Any, inputs: Any) -> int:
-        return 0
+        x = inputs[0]  # which is what recomputation keeps elsewhere
+        return kept(jax.checkpoint(run, policy=REMAT["full"]), state, inputs) - x.size * x.dtype.itemsize
 
     def __call__(
         self,
@@ -92,53 +94,58 @@ class _Coupling:
         self.graphs, self.scan, self.train = graphs, scan, train
         self.period, self.count = len(graphs), num_layers // len(graphs)
 
-    def attend(self, r: int, x: Array, given: _Given) -> tuple[Array, Effects]:
-        """What the attention of a layer of stack r adds to the first stream, and its effects."""
+    def attend(self, r: int, x: Array, given: _Given, selection: Any = None) -> tuple[Array, Effects, Any]:
+        """What the attention of a layer of stack r adds to the first stream, its effects, and its selection."""
         layer = nnx.merge(self.graphs[r], given.states)
-        return layer.attend(x, given.memory, given.visibility, given.terms, given.key, self.train)
+        return layer.attend(x, given.memory, given.visibility, given.terms, given.key, self.train, selection)
 
     def feed(self, r: int, x: Array, given: _Given) -> Array:
         """What its feed-forward layer adds to the second one."""
         return nnx.merge(self.graphs[r], given.states).feed(x, given.key, self.train)
 
-    def forward(self, x: Array, given: _Given) -> tuple[Streams, tuple[Effects, ...]]:
-        """Both streams after all layers, and the effects of each stack with leading axis L/p."""
+    def forward(self, x: Array, given: _Given) -> tuple[Streams, tuple[Effects, ...], tuple[Any, ...]]:
+        """Both streams after all layers; the effects and the selections of each stack with leading axis L/p."""
 
         def turn(streams: Streams, n: Array | int, slices: Any) -> tuple[Streams, Any]:
-            (x1, x2), results = streams, []
+            (x1, x2), effects, selections = streams, [], []
             for r, (states, memory) in enumerate(zip(*slices, strict=True)):
                 with scope_of(n, r, self.period):
                     mine = given.layer(states, memory, n * self.period + r)
-                    added, effects = self.attend(r, x2, mine)
+                    added, effect, selection = self.attend(r, x2, mine)
                     x1 = x1 + added
                     x2 = x2 + self.feed(r, x1, mine)
-                results.append(effects)
-            return (x1, x2), tuple(results)
+                effects.append(effect)
+                selections.append(selection)
+            return (x1, x2), (tuple(effects), tuple(selections))
 
-        return in_turns(turn, (x, x), (given.states, given.memory), count=self.count, scan=self.scan)
+        slices = given.states, given.memory
+        streams, results = in_turns(turn, (x, x), slices, count=self.count, scan=self.scan)
+        return streams, *results
 
-    def backward(self, y: Streams, d: Streams, d_effects: tuple[Leaves, ...], given: _Given) -> tuple[Array, _Given]:
+    def backward(
+        self, y: Streams, d: Streams, d_effects: tuple[Leaves, ...], selections: tuple[Any, ...], given: _Given
+    ) -> tuple[Array, _Given]:
         """The cotangents of x and of what is given (None for integers), from the streams and all cotangents."""
 
         def turn(carry: Any, n: Array | int, slices: Any) -> tuple[Any, Any]:
             (y, d, d_terms), results = carry, []
-            for r, (states, memory, d_effects) in reversed(list(enumerate(zip(*slices, strict=True)))):
+            for r, (states, memory, d_effects, selection) in reversed(list(enumerate(zip(*slices, strict=True)))):
                 with scope_of(n, r, self.period):
                     mine = given.layer(states, memory, n * self.period + r)
-                    y, d, d_mine = self._backward_of(r, y, d, d_effects, mine)
+                    y, d, d_mine = self._backward_of(r, y, d, d_effects, selection, mine)
                 d_terms = jax.tree.map(jnp.add, d_terms, d_mine.terms)
                 results.append((d_mine.states, d_mine.memory))
             return (y, d, d_terms), tuple(zip(*reversed(results), strict=True))
 
         zeros = jax.tree.map(lambda x: jnp.zeros_like(x) if _real(x) else None, given.terms)
         (_, (d1, d2), d_terms), (d_states, d_memory) = in_turns(
-            turn, (y, d, zeros), (given.states, given.memory, d_effects),
+            turn, (y, d, zeros), (given.states, given.memory, d_effects, selections),
             count=self.count, scan=self.scan, reverse=True,
         )  # fmt: skip
         return d1 + d2, _Given(d_states, d_memory, d_terms, None, None)
 
     def _backward_of(
-        self, r: int, y: Streams, d: Streams, d_effects: Leaves, given: _Given
+        self, r: int, y: Streams, d: Streams, d_effects: Leaves, selection: Any, given: _Given
     ) -> tuple[Streams, Streams, _Given]:
         """From a layer's outputs and their cotangents to its inputs and theirs."""
         leaves, structure = jax.tree.flatten(given)
@@ -154,7 +161,7 @@ class _Coupling:
             return self.feed(r, x, filled(real, leaves))
 
         def attend(x: Array, real: Sequence[Any]) -> tuple[Array, Leaves]:
-            added, effects = self.attend(r, x, filled(real, leaves))
+            added, effects, _ = self.attend(r, x, filled(real, leaves), selection)
             return added, {n: jax.tree.leaves(effects)[n] for n in d_effects}
 
         (y1, y2), (d1, d2) = y, d
@@ -176,20 +183,21 @@ Leaves = Mapping[int, Array]
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _apply(coupling: _Coupling, x: Array, given: _Given) -> tuple[Streams, tuple[Effects, ...]]:
-    return coupling.forward(x, given)
+    streams, effects, _ = coupling.forward(x, given)
+    return streams, effects
 
 
 def _apply_forward(coupling: _Coupling, x: Any, given: Any) -> tuple[Any, Any]:
     x, given = (custom_derivatives.custom_vjp_primal_tree_values(tree) for tree in (x, given))
-    streams, effects = coupling.forward(x, given)
-    return (streams, effects), (streams, given)
+    streams, effects, selections = coupling.forward(x, given)
+    return (streams, effects), (streams, selections, given)
 
 
-def _apply_backward(coupling: _Coupling, kept: Any, cotangents: Any) -> tuple[Array, _Given]:
-    (streams, given), (d_streams, d_effects) = kept, cotangents
+def _apply_backward(coupling: _Coupling, kept_values: Any, cotangents: Any) -> tuple[Array, _Given]:
+    (streams, selections, given), (d_streams, d_effects) = kept_values, cotangents
     d_streams = tuple(jnp.zeros(d.shape, d.dtype) if _zero(d) else d for d in d_streams)
     d_leaves = tuple({n: d for n, d in enumerate(jax.tree.leaves(each)) if not _zero(d)} for each in d_effects)
-    return coupling.backward(streams, d_streams, d_leaves, given)
+    return coupling.backward(streams, d_streams, d_leaves, selections, given)
 
 
 _apply.defvjp(_apply_forward, _apply_backward, symbolic_zeros=True)

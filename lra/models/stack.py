@@ -76,9 +76,19 @@ class Layer(nnx.Module):
         self.attention_norm, self.feed_forward_norm = (nnx.LayerNorm(width, rngs=rngs) for _ in range(2))
 
     def attend(
-        self, x: Array, state: Any, visibility: Visibility | None, terms: Terms, key: Array | None, train: bool
-    ) -> tuple[Array, Effects]:
-        """What attention adds to the residual stream [B, T, C]; x is what it reads, and what memory remembers."""
+        self,
+        x: Array,
+        state: Any,
+        visibility: Visibility | None,
+        terms: Terms,
+        key: Array | None,
+        train: bool,
+        selection: Any = None,
+    ) -> tuple[Array, Effects, Any]:
+        """What attention adds to the residual stream [B, T, C], effects, and the selection (see `Attention`).
+
+        x is what attention reads, and what memory remembers.
+        """
         length, inputs = x.shape[1], x
         metrics: Mapping[str, Array] = {}
         if self.memory is not None:
@@ -93,10 +103,12 @@ class Layer(nnx.Module):
             attended = self.attention(
                 self.attention_norm(inputs) if self.pre else inputs,
                 length, visibility=visibility, terms=terms, key=_key(key, _ATTENTION), train=train,
+                selection=selection,
             )  # fmt: skip
         # The residual stream keeps the parameters' dtype, whatever the projections compute in.
         added = dropout(attended.out.astype(x.dtype), self._rate(train), _key(key, _AFTER_ATTENTION))
-        return added, (state, attended.losses, {**metrics, **attended.metrics}, attended.updates)
+        effects = (state, attended.losses, {**metrics, **attended.metrics}, attended.updates)
+        return added, effects, attended.selection
 
     def feed(self, x: Array, key: Array | None, train: bool) -> Array:
         """What the feed-forward layer adds to the residual stream x [B, T, C]."""
@@ -110,7 +122,7 @@ class Layer(nnx.Module):
         self, x: Array, state: Any, visibility: Visibility | None, terms: Terms, key: Array | None, train: bool
     ) -> tuple[Array, Effects]:
         """[B, T, C] to [B, T, C], and the effects."""
-        added, effects = self.attend(x, state, visibility, terms, key, train)
+        added, effects, _ = self.attend(x, state, visibility, terms, key, train)
         x = x + added
         x = x if self.pre else self.attention_norm(x)
         x = x + self.feed(x, key, train)
