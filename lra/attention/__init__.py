@@ -4,6 +4,7 @@ from typing import Any
 
 from lra.attention.block_local import BlockLocal, block_local
 from lra.attention.blockwise import Blockwise, blockwise
+from lra.attention.distance_terms import LearnedDistance, ShawRelative, XLRelative
 from lra.attention.fixed import Fixed, fixed
 from lra.attention.full import Full, full
 from lra.attention.heads import Heads
@@ -42,12 +43,14 @@ __all__ = [
     "Fixed",
     "Full",
     "Heads",
+    "LearnedDistance",
     "Memory",
     "MemoryCompressed",
     "Pattern",
     "Promise",
     "Recurrence",
     "Rotary",
+    "ShawRelative",
     "Site",
     "SlidingWindow",
     "Strided",
@@ -55,6 +58,7 @@ __all__ = [
     "TermModule",
     "Visibility",
     "WindowGlobal",
+    "XLRelative",
     "block_local",
     "blockwise",
     "fixed",

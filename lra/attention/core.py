@@ -121,9 +121,10 @@ def _scores(spec: _Spec, q: Array, k: Array, terms: Terms, queries: Side, keys: 
     """Masked logits [B, R, H, q, k] of one pair of blocks."""
     s = jnp.einsum("brhqd,brhkd->brhqk", q, k, precision=spec.precision) * spec.scale
     where = _positions(spec, queries), _positions(spec, keys)
-    for term in terms:
-        extra = term.score(q, *where, spec.scale)
-        s = s if extra is None else s + extra.astype(s.dtype)
+    with jax.default_matmul_precision(spec.precision):
+        for term in terms:
+            extra = term.score(q, *where, spec.scale)
+            s = s if extra is None else s + extra.astype(s.dtype)
     return jnp.where(_allowed(spec, queries, keys, q.shape[-3]), s, empty(s.dtype))
 
 
@@ -163,9 +164,10 @@ def _weigh(
         weights = jnp.where(jax.random.bernoulli(key, keep, weights.shape), weights / keep, 0)
     out = jnp.einsum("brhqk,brhke->brhqe", weights, v, precision=spec.precision)
     where = _positions(spec, queries), _positions(spec, keys)
-    for term in terms:
-        extra = term.value(weights, *where)
-        out = out if extra is None else out + extra.astype(out.dtype)
+    with jax.default_matmul_precision(spec.precision):
+        for term in terms:
+            extra = term.value(weights, *where)
+            out = out if extra is None else out + extra.astype(out.dtype)
     return out, total
 
 

@@ -67,6 +67,12 @@ class Heads(Pattern):
     def rule(self) -> Rule:
         return HeadsRule(tuple(group.rule for group in self.groups), self.bounds)
 
+    @property
+    def reach(self) -> int | None:
+        bounds = [group.reach for group in self.groups]
+        known = [bound for bound in bounds if bound is not None]
+        return max(known) if len(known) == len(bounds) else None
+
     @classmethod
     def examples(cls) -> tuple[dict[str, Any], ...]:
         near = functools.partial(SlidingWindow, window=3)

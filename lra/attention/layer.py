@@ -78,6 +78,7 @@ class Attention(nnx.Module):
         *,
         visibility: Visibility | None = None,
         terms: Terms = (),
+        span: int | None = None,
         key: Array | None = None,
         train: bool = False,
         selection: Any = None,
@@ -89,6 +90,7 @@ class Attention(nnx.Module):
             length: T.
             visibility: of T queries and S keys.
             terms: additions by position.
+            span: tokens from the oldest key to the last query, for keys that stand for several; None for S.
             key: random key of this layer and step.
             train: whether dropout and updates of buffers are on.
             selection: what an earlier pass over the same inputs returned as its selection; None to select.
@@ -105,6 +107,9 @@ class Attention(nnx.Module):
         if selection is None:
             selection = self.pattern.select(q, k, visibility=visibility, key=key, train=train)
             selection = checkpoint_name(selection, SELECTION)
+        back = (inputs.shape[1] if span is None else span) - 1
+        back = back if self.pattern.reach is None else min(back, self.pattern.reach)
+        terms = tuple(term.within(0 if self.pattern.causal else length - 1, back) for term in terms)
         attended = self.pattern(
             q, k, v, inputs=Inputs(own, inputs, self._project), visibility=visibility, terms=terms, key=key,
             train=train, selection=selection,

@@ -202,6 +202,11 @@ class Pattern(nnx.Module):
         """What multiplies the products of queries and keys; None for 1/sqrt(D)."""
         return None
 
+    @property
+    def reach(self) -> int | None:
+        """No key further back than this many tokens is read; None for no bound."""
+        return None
+
     @classmethod
     @abc.abstractmethod
     def examples(cls) -> tuple[dict[str, Any], ...]:

@@ -255,7 +255,7 @@ def _layer(program: _Program, r: int, scored: int) -> LayerCost:
 
     def run(state: Any, inputs: tuple[Array, Array]) -> Array:
         (layer, memory), (x, key) = first(state), inputs
-        terms = tuple(term() for term in program.model(*state).terms)
+        terms = tuple(term().layer(r) for term in program.model(*state).terms)
         return layer(x, memory, None, terms, key, True)[0]
 
     def remembered(state: Any) -> Array:

@@ -316,6 +316,7 @@ class Stack(Layers):
 
         def one(r: int, state: Any, x: Array, remembered: Any, i: Array | int, terms: Terms) -> Any:
             layer_key = None if key is None else jax.random.fold_in(key, i)
+            terms = tuple(term.layer(i) for term in terms)
             return nnx.merge(graphs[r], state)(x, remembered, visibility, terms, layer_key, train)
 
         if self.remat != "none":

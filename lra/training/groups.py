@@ -12,7 +12,7 @@ from lra.errors import UserError
 from lra.models.parameters import named
 
 NO_DECAY = ("bias", "biases", "scale")
-"""Last words of names that never decay: biases, and the scales of norms."""
+"""Last words of names (`bias`, `content_bias`) that never decay: biases, and the scales of norms."""
 
 
 def decays(parameters: Any) -> Any:
@@ -24,7 +24,7 @@ def decays(parameters: Any) -> Any:
     def decay(name: str, x: Any) -> bool:
         stacked = ".layers." in f".{name}"  # a leading axis that counts layers
         *_, kind = (part for part in name.split(".") if not part.isdigit())  # a list's entries have its name
-        return kind not in NO_DECAY and x.ndim - stacked >= 2
+        return kind.rsplit("_", 1)[-1] not in NO_DECAY and x.ndim - stacked >= 2
 
     return _by_name(parameters, decay)
 

@@ -215,7 +215,7 @@ def _valid(padding, length, extra, rng):
 def _term(case, rng, dtype):
     wide = accumulator(dtype)
     if case.term == "rotary":
-        made = Rotary(num_heads=HEADS, head_dim=WIDTH, rngs=nnx.Rngs(0))()
+        made = Rotary(num_layers=1, width=HEADS * WIDTH, num_heads=HEADS, head_dim=WIDTH, rngs=nnx.Rngs(0))()
         made = dataclasses.replace(made, frequencies=made.frequencies.astype(wide))
         return (made,), TermArrays("rotary", frequencies=np.asarray(made.frequencies, np.float64))
     if case.term == "alibi":
