@@ -60,9 +60,12 @@ def evaluate(
             "evaluate it on the corpus that it was trained on"
         )
     began = time.perf_counter()
-    tokens = corpus.tokens(split)
-    expected = int(tokens.size)
-    tokens = tokens[:limit]
+    tokens, scored = corpus.tokens(split), corpus.scored(split)
+    expected = int(tokens.size if scored is None else scored.sum())
+    tokens, scored = tokens[:limit], None if scored is None else scored[:limit]
+    counted = tokens if scored is None else tokens[scored]
+    if not counted.size:
+        raise UserError(f"none of the first {limit} tokens of {corpus.name} {split} is scored: raise the limit")
     memory = model.initial_memory(protocol.batch_size, train=False, length=protocol.memory_length)
     past = _past(model, memory)
     context = protocol.context(_remembered(model, protocol.memory_length)) + _short(model, past)
@@ -70,18 +73,18 @@ def evaluate(
     if breakdown is not None:
         span = 0 if past is None else past.span
         model, names = breakdown.watch(model, protocol.segment + span), breakdown.metrics
-    total, scored = 0.0, 0
-    batches = _checked(protocol.batches(tokens, vocabulary.start), model)
-    for batch, nats, metrics in _scores(model, memory, batches, key, names):
-        known = nats[batch.weights > 0]  # without padding
-        total += float(known.sum(dtype=np.float64))
-        scored += known.size
+    total, done, right = 0.0, 0, 0
+    batches = _checked(protocol.batches(tokens, vocabulary.start, scored), model)
+    for batch, nats, hits, metrics in _scores(model, memory, batches, key, names):
+        counts = batch.weights > 0
+        total += float(nats[counts].sum(dtype=np.float64))
+        done, right = done + int(counts.sum()), right + int(hits[counts].sum())
         if not np.isfinite(total):
-            raise FloatingPointError(f"the model's score of {corpus.name} {split} is {total} after {scored} tokens")
+            raise FloatingPointError(f"the model's score of {corpus.name} {split} is {total} after {done} tokens")
         if breakdown is not None:
             breakdown.add(batch, nats, metrics)
         if progress is not None:
-            progress(scored, int(tokens.size))
+            progress(done, int(counted.size))
     return Report(
         corpus=corpus.name,
         corpus_description=corpus.description,
@@ -89,11 +92,12 @@ def evaluate(
         tokenisation=f"{vocabulary.name} ({vocabulary.size} ids)",
         protocol=protocol.describe(),
         context=f"{context}; id {vocabulary.start} stands before the first token",
-        tokens_scored=scored,
+        tokens_scored=done,
         tokens_expected=expected,
-        bytes=vocabulary.num_bytes(tokens),
+        tokens_right=right,
+        bytes=vocabulary.num_bytes(counted),
         nats_total=total,
-        partial=tokens.size < expected,
+        partial=counted.size < expected,
         seconds=time.perf_counter() - began,
         step=step,
         weights=weights,
@@ -103,30 +107,38 @@ def evaluate(
 
 def _scores(
     model: Decoder, memory: Any, batches: Iterable[Batch], key: Array | None, names: tuple[str, ...]
-) -> Iterator[tuple[Batch, np.ndarray, Mapping[str, Array]]]:
-    """Each batch with the nats of its targets [B, T] and the metrics of these names; the device is one batch ahead."""
+) -> Iterator[tuple[Batch, np.ndarray, np.ndarray, Mapping[str, Array]]]:
+    """Each batch with the nats of its targets [B, T], which were predicted, and the metrics of these names.
+
+    The device is one batch ahead of the host.
+    """
     graph, state = nnx.split(model.fitted())
     memory = jax.device_put(memory, _replicated(state))
-    pending: tuple[Batch, Array, Mapping[str, Array]] | None = None
+    pending: tuple[Batch, Array, Array, Mapping[str, Array]] | None = None
     for batch in batches:
-        valid = batch.weights > 0
-        nats, metrics, memory = _step(graph, names, state, memory, batch.inputs, batch.targets, valid, batch.reset, key)
+        *found, memory = _step(graph, names, state, memory, batch.inputs, batch.targets, batch.valid, batch.reset, key)
         if pending is not None:
-            yield pending[0], np.asarray(pending[1]), pending[2]
-        pending = batch, nats, metrics
+            yield _fetched(*pending)
+        pending = batch, *found
     if pending is not None:
-        yield pending[0], np.asarray(pending[1]), pending[2]
+        yield _fetched(*pending)
+
+
+def _fetched(
+    batch: Batch, nats: Array, right: Array, metrics: Mapping[str, Array]
+) -> tuple[Batch, np.ndarray, np.ndarray, Mapping[str, Array]]:
+    return batch, np.asarray(nats), np.asarray(right), metrics
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _step(
     graph: Any, names: tuple[str, ...], state: Any, memory: Any, inputs: Array, targets: Array, valid: Array,
     reset: Array, key: Array | None,
-) -> tuple[Array, Mapping[str, Array], Any]:  # fmt: skip
+) -> tuple[Array, Array, Mapping[str, Array], Any]:  # fmt: skip
     model: Decoder = nnx.merge(graph, state)
     memory = model.reset_memory(memory, reset)
     scored = model.score(inputs, targets, valid=valid, memory=memory, key=key)
-    return scored.nats, {name: scored.metrics[name] for name in names}, scored.memory
+    return scored.nats, scored.right, {name: scored.metrics[name] for name in names}, scored.memory
 
 
 def _checked(batches: Iterable[Batch], model: Decoder) -> Iterator[Batch]:
