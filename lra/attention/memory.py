@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -54,14 +54,25 @@ class RecurrenceState:
 class Recurrence(Memory):
     """Segment-level recurrence (Dai et al. 2019, arXiv:1901.02860, section 3.2): the last M layer inputs, no gradient.
 
-    The memory is empty at the start and grows to its length, as in the released PyTorch code; nobody reads empty slots.
-
     Args:
         length: M, tokens remembered in training.
         evaluation_length: tokens remembered in evaluation; None for the same.
+        start: "empty": the memory grows to its length, and nobody reads empty slots (released PyTorch code); "zeros":
+            it starts as M vectors of zeros, which are read (released TensorFlow code).
     """
 
-    def __init__(self, *, length: int, evaluation_length: int | None = None, width: int, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self,
+        *,
+        length: int,
+        evaluation_length: int | None = None,
+        start: Literal["empty", "zeros"] = "empty",
+        width: int,
+        rngs: nnx.Rngs,
+    ) -> None:
+        if start not in ("empty", "zeros"):
+            raise ValueError(f"Recurrence.start needs to be 'empty' or 'zeros', got {start!r}")
+        self.start = start
         for name, value in (("length", length), ("evaluation_length", evaluation_length)):
             if value is not None and value < 1:
                 raise ValueError(
@@ -72,7 +83,14 @@ class Recurrence(Memory):
     def initial(self, batch: int, train: bool, dtype: Any = jnp.float32, length: int | None = None) -> RecurrenceState:
         if length is None:
             length = self.length if train else self.evaluation_length
-        return RecurrenceState(jnp.zeros((batch, length, self.width), dtype), jnp.zeros((batch, length), bool))
+        valid = jnp.full((batch, length), self.start == "zeros")
+        return RecurrenceState(jnp.zeros((batch, length, self.width), dtype), valid)
+
+    def reset(self, state: RecurrenceState, rows: Array) -> RecurrenceState:
+        emptied: RecurrenceState = super().reset(state, rows)
+        if self.start == "empty":
+            return emptied
+        return dataclasses.replace(emptied, valid=emptied.valid | rows[:, None])
 
     def read(self, state: RecurrenceState) -> tuple[Array, Array]:
         return state.hidden, state.valid
