@@ -67,6 +67,11 @@ class Heads(Pattern):
     def rule(self) -> Rule:
         return HeadsRule(tuple(group.rule for group in self.groups), self.bounds)
 
+    def limited(self, keys: int) -> Pattern:
+        copy = nnx.merge(*nnx.split(self))
+        copy.groups = nnx.List([group.limited(keys) for group in self.groups])
+        return copy
+
     @property
     def reach(self) -> int | None:
         bounds = [group.reach for group in self.groups]

@@ -53,6 +53,7 @@ def evaluate(
     if limit is not None and limit < 1:
         raise UserError(f"the limit is {limit} tokens, but must be at least 1: raise it, or leave it out to score all")
     protocol.check(model)
+    model = protocol.adapt(model)
     vocabulary = corpus.vocabulary
     if vocabulary.size > model.vocabulary_size:
         raise UserError(
