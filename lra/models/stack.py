@@ -77,7 +77,8 @@ class Layer(nnx.Module):
         """[B, T, C] to [B, T, C], and (memory state, losses, metrics, updates)."""
         keys = [None if key is None else jax.random.fold_in(key, purpose) for purpose in range(4)]
         rate = self.dropout if train else 0.0
-        length, inputs, parts, span = x.shape[1], x, (), x.shape[1]
+        length, inputs, span = x.shape[1], x, x.shape[1]
+        parts: tuple[tuple[str, int], ...] = ()
         losses: Mapping[str, Array] = {}
         metrics: Mapping[str, Array] = {}
         if self.memory is not None:
