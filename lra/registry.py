@@ -16,10 +16,12 @@ CLASSES: tuple[type, ...] = (
     data.Windows,
     evaluation.Block,
     evaluation.Carried,
+    models.AxialPositions,
     models.Decoder,
     models.FeedForward,
     models.GridPositions,
     models.LearnedPositions,
+    models.Reversible,
     models.SinusoidalPositions,
     models.Softmax,
     models.Stack,
@@ -40,6 +42,7 @@ CLASSES: tuple[type, ...] = (
 )
 
 CORPORA: dict[str, type] = {
+    "duplication": data.Duplication,
     "python_source": data.PythonSource,
     "text_file": data.TextFile,
 }

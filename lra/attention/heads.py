@@ -70,7 +70,8 @@ class Heads(Pattern):
     @property
     def reach(self) -> int | None:
         bounds = [group.reach for group in self.groups]
-        return None if None in bounds else max(bounds)
+        known = [bound for bound in bounds if bound is not None]
+        return max(known) if len(known) == len(bounds) else None
 
     @classmethod
     def examples(cls) -> tuple[dict[str, Any], ...]:
@@ -135,6 +136,10 @@ class Heads(Pattern):
     def parts(self) -> tuple[Pattern, ...]:
         return tuple(part for group in self.groups for part in group.parts)
 
+    def check_length(self, length: int) -> None:
+        for group in self.groups:
+            group.check_length(length)
+
     def adopt(self, query: Projection, key: Projection, value: Projection) -> None:
         for g, group in enumerate(self.groups):
             group.adopt(*(each.heads(self.bounds[g], self.bounds[g + 1]) for each in (query, key, value)))
@@ -142,6 +147,9 @@ class Heads(Pattern):
     def project(self) -> None:
         for group in self.groups:
             group.project()
+
+    def fit(self) -> bool:
+        return any([group.fit() for group in self.groups])
 
     def __call__(
         self,

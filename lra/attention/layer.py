@@ -108,6 +108,7 @@ class Attention(nnx.Module):
             padded = visibility.q_valid is not None or visibility.k_valid is not None
             packed = visibility.q_segment is not None
             require(self.pattern.promise, type(self.pattern).__name__, padding=padded, packing=packed)
+        self.pattern.check_length(length)
         parts = (*parts, ("segment", length)) if parts and train and not self.pattern.own_values else ()
         attended = self._attended(
             inputs, length, lambda v: _marked(v, parts),
@@ -116,6 +117,11 @@ class Attention(nnx.Module):
         out, weights = jnp.split(attended.out, [self.head_dim], axis=-1)
         metrics = {**attended.metrics, **_by_part(parts, weights, visibility)}
         return dataclasses.replace(attended, out=self.output(out.reshape(*out.shape[:2], -1)), metrics=metrics)
+
+    @property
+    def reach(self) -> int | None:
+        """Slots of memory that the pattern reads at most; None where all count, as for borders in the row."""
+        return self.pattern.reach if self.pattern.promise.packing == "equal" else None
 
     def check(self, memory: Memory) -> None:
         """Raises `ValueError` for a memory that asks for what the pattern does not promise."""

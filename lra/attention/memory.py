@@ -36,6 +36,20 @@ class Remembered:
         """Tokens from the oldest slot to the segment's first token."""
         return self.filled.shape[1] if self.positions is None else -self.positions[0]
 
+    def newest(self, reach: int) -> Remembered:
+        """Without the slots in front that are further back than so many tokens: they need no keys and values."""
+        slots = self.filled.shape[1]
+        there = range(-slots, 0) if self.positions is None else self.positions
+        first = sum(place < -reach for place in there)
+        parts, passed = [], 0
+        for name, size in self.parts:
+            parts.append((name, max(0, size - max(0, first - passed))))
+            passed += size
+        return Remembered(
+            self.inputs[:, first:], self.filled[:, first:], tuple(parts),
+            None if self.positions is None else self.positions[first:],
+        )  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True)
 class Attending:

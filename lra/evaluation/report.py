@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
+
+_SELECTION = "by selection: which keys a token reads depends on later tokens too; strict variants are marked *_strict"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,12 +21,15 @@ class Report:
         protocol: `Protocol.describe()`.
         context: what each token was scored from.
         tokens_scored: targets in the sum.
-        tokens_expected: tokens of the split.
+        tokens_expected: targets of the split.
+        tokens_right: scored targets that were the likeliest token.
         bytes: bytes of original text that the scored tokens stand for.
         nats_total: negative log-likelihood of all scored tokens.
         partial: whether only the first tokens of the split were scored.
         seconds: wall-clock time, compilation included.
         step: training step of the model, or None where it is not known.
+        causality: "strict"; or "selection" where later tokens can change which keys an earlier one reads, though never
+            their values, so that the score is not that of a predictor which sees the past alone.
         weights: which parameters were scored: "last", or "ema" for their moving average.
 
     Raises:
@@ -40,12 +45,14 @@ class Report:
     context: str
     tokens_scored: int
     tokens_expected: int
+    tokens_right: int
     bytes: int
     nats_total: float
     partial: bool
     seconds: float
     step: int | None = None
     weights: str = "last"
+    causality: Literal["strict", "selection"] = "strict"
 
     def __post_init__(self) -> None:
         if self.tokens_scored < 1 or self.bytes < 1:
@@ -68,6 +75,11 @@ class Report:
         return self.nats_total / math.log(2) / self.bytes
 
     @property
+    def accuracy(self) -> float:
+        """Share of scored targets that were the likeliest token."""
+        return self.tokens_right / self.tokens_scored
+
+    @property
     def perplexity(self) -> float:
         """Perplexity per token; infinite above the largest float."""
         try:
@@ -82,9 +94,8 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields and what derives from them, for JSON; None for numbers that JSON cannot hold."""
-        derived = {
-            name: getattr(self, name) for name in ("nats_per_token", "bits_per_byte", "perplexity", "tokens_per_second")
-        }
+        units = ("nats_per_token", "bits_per_byte", "perplexity", "accuracy", "tokens_per_second")
+        derived = {name: getattr(self, name) for name in units}
         values = dataclasses.asdict(self) | derived
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -102,9 +113,11 @@ class Report:
             ("bits per byte", f"{self.bits_per_byte:.4f}"),
             ("nats per token", f"{self.nats_per_token:.4f}"),
             ("perplexity per token", f"{self.perplexity:,.4f}"),
+            ("accuracy", f"{self.accuracy:.2%}"),
             ("tokens scored", f"{self.tokens_scored:,} of {self.tokens_expected:,}{part}"),
             ("bytes", f"{self.bytes:,}"),
             ("weights", self.weights),
+            *([("causality", _SELECTION)] if self.causality == "selection" else []),
             ("protocol", self.protocol),
             ("context", self.context),
             ("tokenisation", self.tokenisation),
