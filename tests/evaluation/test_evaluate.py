@@ -40,7 +40,7 @@ class Altered(Protocol):
     def describe(self) -> str:
         return self.inner.describe()
 
-    def context(self, memory: int | None) -> str:
+    def context(self, memory: str | None) -> str:
         return self.inner.context(memory)
 
     def bounds(self, size: int) -> np.ndarray:
@@ -82,7 +82,7 @@ def test_carried_scores_segment_by_segment(make_model: Make, corpus: Any) -> Non
             expected += float(np.asarray(scored.nats, np.float64).sum())
     report = evaluate(model, corpus, "test", Carried(streams=5, segment=7))
     assert report.nats_total == pytest.approx(expected, rel=1e-6)
-    assert "5 tokens of memory" in report.context
+    assert "5 tokens of memory carried (trained with 2 tokens of memory)" in report.context
 
 
 def test_the_batch_size_changes_nothing(make_model: Make, corpus: Any) -> None:
