@@ -67,6 +67,7 @@ def evaluate(
     counted = tokens if scored is None else tokens[scored]
     if not counted.size:
         raise UserError(f"none of the first {limit} tokens of {corpus.name} {split} is scored: raise the limit")
+    model = model.fitted()
     memory = model.initial_memory(protocol.batch_size, train=False, length=protocol.memory_length)
     past = _past(model, memory)
     context = protocol.context(_remembered(model, protocol.memory_length)) + _short(model, past)
@@ -113,7 +114,7 @@ def _scores(
 
     The device is one batch ahead of the host.
     """
-    graph, state = nnx.split(model.fitted())
+    graph, state = nnx.split(model)
     memory = jax.device_put(memory, _replicated(state))
     pending: tuple[Batch, Array, Array, Mapping[str, Array]] | None = None
     for batch in batches:
@@ -183,7 +184,7 @@ def _past(model: Decoder, memory: Any) -> Remembered | None:
 
 def _short(model: Decoder, past: Remembered | None) -> str:
     """What the report says of a memory that holds less than attention would read."""
-    reach = [layer.attention.pattern.reach for layer in model.fitted().stack.layers]
+    reach = [layer.attention.pattern.reach for layer in model.stack.layers]
     known = [each for each in reach if each is not None]
     if past is None or not known or max(known) <= past.span:
         return ""
