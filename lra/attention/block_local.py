@@ -123,6 +123,10 @@ class BlockLocal(FunctionPattern):
     def labels(self, queries: int, keys: int, visibility: Visibility, selection: Any = None) -> Labels:
         return visibility.place_labels(queries, keys)
 
+    @property
+    def reach(self) -> int:
+        return (self.look_back + 1) * self.block - 1
+
     @classmethod
     def examples(cls) -> tuple[dict[str, Any], ...]:
         return {"block": 5}, {"block": 3, "look_back": 2}

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import string
+import tempfile
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -166,15 +170,11 @@ def png(drawings: Sequence[Drawing], path: Path, title: str, *, columns: int = 4
     Raises:
         UserError: matplotlib is missing, or the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError("a PNG needs matplotlib, which is not installed: pip install 'lra[plots]'") from error
     panels = [(len(drawing.filled), *panel) for drawing in drawings for panel in drawing.panels()]
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     tallest = max(len(cells) / cells.shape[1] for _, _, cells in panels)
-    figure = Figure(figsize=(inches * columns, (0.45 + 0.65 * tallest) * inches * rows), layout="constrained")
+    figure = canvas(inches * columns, (0.45 + 0.65 * tallest) * inches * rows)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     font = min(10.0, 3 * inches + 1)
     for axis in axes[len(panels) :]:
@@ -201,7 +201,41 @@ def png(drawings: Sequence[Drawing], path: Path, title: str, *, columns: int = 4
         axis.set_ylabel("query", fontsize=font)
         axis.label_outer()
     figure.suptitle(title, wrap=True)
+    save(figure, path, "\n".join(heading for _, heading, _ in panels))
+
+
+def canvas(width: float, height: float) -> Any:
+    """An empty matplotlib figure of that many inches.
+
+    Raises:
+        UserError: matplotlib is missing.
+    """
     try:
-        figure.savefig(path, format="png", metadata={"Description": "\n".join(heading for _, heading, _ in panels)})
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError("a PNG needs matplotlib, which is not installed: pip install 'lra[plots]'") from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def check(path: Path) -> None:
+    """Raises what `canvas` and `save` would, before the work that is to be drawn."""
+    canvas(1, 1)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
     except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror}): choose another file with --png") from error
+        raise _unwritable(path, error) from error
+
+
+def save(figure: Any, path: Path, description: str) -> None:
+    """Writes a figure as PNG with a `Description`; raises `UserError` where it cannot."""
+    try:
+        figure.savefig(path, format="png", metadata={"Description": description})
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write {path} ({error.strerror}): choose another file with --png")

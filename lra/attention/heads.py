@@ -67,6 +67,12 @@ class Heads(Pattern):
     def rule(self) -> Rule:
         return HeadsRule(tuple(group.rule for group in self.groups), self.bounds)
 
+    @property
+    def reach(self) -> int | None:
+        bounds = [group.reach for group in self.groups]
+        known = [bound for bound in bounds if bound is not None]
+        return max(known) if len(known) == len(bounds) else None
+
     @classmethod
     def examples(cls) -> tuple[dict[str, Any], ...]:
         near = functools.partial(SlidingWindow, window=3)
@@ -135,6 +141,10 @@ class Heads(Pattern):
     def parts(self) -> tuple[Pattern, ...]:
         return tuple(part for group in self.groups for part in group.parts)
 
+    def check_length(self, length: int) -> None:
+        for group in self.groups:
+            group.check_length(length)
+
     def adopt(self, query: Projection, key: Projection, value: Projection) -> None:
         for g, group in enumerate(self.groups):
             group.adopt(*(each.heads(self.bounds[g], self.bounds[g + 1]) for each in (query, key, value)))
@@ -142,6 +152,9 @@ class Heads(Pattern):
     def project(self) -> None:
         for group in self.groups:
             group.project()
+
+    def fit(self) -> bool:
+        return any([group.fit() for group in self.groups])
 
     def __call__(
         self,

@@ -78,6 +78,7 @@ class Attention(nnx.Module):
         *,
         visibility: Visibility | None = None,
         terms: Terms = (),
+        span: int | None = None,
         key: Array | None = None,
         train: bool = False,
         selection: Any = None,
@@ -89,6 +90,7 @@ class Attention(nnx.Module):
             length: T.
             visibility: of T queries and S keys.
             terms: additions by position.
+            span: tokens from the oldest key to the last query, for keys that stand for several; None for S.
             key: random key of this layer and step.
             train: whether dropout and updates of buffers are on.
             selection: what an earlier pass over the same inputs returned as its selection; None to select.
@@ -100,17 +102,33 @@ class Attention(nnx.Module):
             padded = visibility.q_valid is not None or visibility.k_valid is not None
             packed = visibility.q_segment is not None
             require(self.pattern.promise, type(self.pattern).__name__, padding=padded, packing=packed)
+        self.pattern.check_length(length)
+        if span is None:
+            inputs, visibility = self._within_reach(inputs, length, visibility)
         own = inputs[:, inputs.shape[1] - length :]
         q, k, v = self._project(inputs, length)
         if selection is None:
             selection = self.pattern.select(q, k, visibility=visibility, key=key, train=train)
             selection = checkpoint_name(selection, SELECTION)
+        back = (inputs.shape[1] if span is None else span) - 1
+        back = back if self.pattern.reach is None else min(back, self.pattern.reach)
+        terms = tuple(term.within(0 if self.pattern.causal else length - 1, back) for term in terms)
         attended = self.pattern(
             q, k, v, inputs=Inputs(own, inputs, self._project), visibility=visibility, terms=terms, key=key,
             train=train, selection=selection,
         )  # fmt: skip
         joined = attended.out.reshape(*attended.out.shape[:2], -1)
         return dataclasses.replace(attended, out=self.output(joined), selection=selection)
+
+    def _within_reach(
+        self, inputs: Array, length: int, visibility: Visibility | None
+    ) -> tuple[Array, Visibility | None]:
+        """Without the oldest inputs, where the pattern reads none of them: they need no keys and values."""
+        reach, bordered = self.pattern.reach, self.pattern.promise.packing != "equal"
+        if reach is None or bordered or inputs.shape[1] <= reach + length:  # borders are counted from the first key
+            return inputs, visibility
+        keys = reach + length
+        return inputs[:, -keys:], None if visibility is None else visibility.newest(keys)
 
     def _project(self, x: Array, length: int | None = None) -> tuple[Array, Array, Array]:
         """[B, S, C] to q [B, T, H, D] of the last T inputs (None: all), k and v [B, S, H, D]."""

@@ -23,6 +23,7 @@ from lra.attention.precision import accumulator
 from lra.attention.rows import harmless, lengths
 from lra.attention.sorted_chunks import arranged, combined, earlier, sets_of, sort
 from lra.attention.visibility import Array, Entry, Visibility
+from lra.errors import UserError
 
 Sets = Literal["paper", "released"]
 """What a round lets a query read.
@@ -252,6 +253,13 @@ class LSH(Pattern):
     ) -> Array:
         rounds = self.rounds if train else self.evaluation_rounds
         return select(k, buckets=self.buckets, rounds=rounds, visibility=visibility, key=key)
+
+    def check_length(self, length: int) -> None:
+        if self.chunk > length:
+            raise UserError(
+                f"LSH.chunk is {self.chunk}, but rows have {length} tokens, so that one chunk holds them all and "
+                f"nothing is saved: lower it to {max(1, length // 4)} or so, or use full"
+            )
 
     def colours(self, selection: Any) -> Array:
         """Buckets of the first round."""

@@ -202,6 +202,11 @@ class Pattern(nnx.Module):
         """What multiplies the products of queries and keys; None for 1/sqrt(D)."""
         return None
 
+    @property
+    def reach(self) -> int | None:
+        """No key further back than this many tokens is read; None for no bound."""
+        return None
+
     @classmethod
     @abc.abstractmethod
     def examples(cls) -> tuple[dict[str, Any], ...]:
@@ -294,6 +299,11 @@ class Pattern(nnx.Module):
         return np.eye(keys, dtype=bool)[None]
 
     @property
+    def own_terms(self) -> Terms:
+        """Soft weights of the pattern itself: terms that it adds to those it is given."""
+        return ()
+
+    @property
     def parts(self) -> tuple[Pattern, ...]:
         """The patterns that this one is made of, in the order of their heads."""
         return (self,)
@@ -303,11 +313,22 @@ class Pattern(nnx.Module):
         """Heads whose keys are their queries' projections: booleans [H]."""
         return np.concatenate([np.full(part.num_heads, part.projections == "shared_qk") for part in self.parts])
 
+    def check_length(self, length: int) -> None:
+        """Called by `Attention` with the tokens of its rows.
+
+        Raises:
+            UserError: sizes that would make little of such rows.
+        """
+
     def adopt(self, query: Projection, key: Projection, value: Projection) -> None:
         """Called once by `Attention` with the initial values of its projections, for own ones that start from them."""
 
     def project(self) -> None:
         """Called after every optimizer update; clamps what has bounds."""
+
+    def fit(self) -> bool:
+        """Sets static sizes that depend on values, on the host; whether there are any. See `Decoder.fitted`."""
+        return False
 
     def dropout_rate(self, train: bool) -> float:
         """The rate for this call."""

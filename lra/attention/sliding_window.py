@@ -133,6 +133,10 @@ class SlidingWindow(FunctionPattern):
     def rule(self) -> Rule:
         return WindowRule(self.window, self.window_right, self.dilation)
 
+    @property
+    def reach(self) -> int:
+        return (self.window - 1) * self.dilation
+
     @classmethod
     def examples(cls) -> tuple[dict[str, Any], ...]:
         return {"window": 5}, {"window": 3, "dilation": 3}, {"window": 4, "window_right": 2}

@@ -105,6 +105,12 @@ class Visibility:
             k_global=behind(self.k_global, False),
         )  # fmt: skip
 
+    def newest(self, keys: int) -> Visibility:
+        """The same of the last keys alone."""
+        known = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        newest = {name: x[:, -keys:] for name, x in known.items() if name.startswith("k_") and x is not None}
+        return dataclasses.replace(self, **newest)
+
     def positions(self, queries: int, keys: int) -> tuple[Array, Array]:
         """Positions of T queries and S keys, [B or 1, T] and [B or 1, S]: those given, or the index."""
         index = np.arange(keys, dtype=np.int32)[None]

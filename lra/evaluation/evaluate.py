@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from flax import nnx
 from lra.attention.visibility import Array
 from lra.data import Batch, Corpus
 from lra.errors import UserError
+from lra.evaluation.breakdown import Breakdown
 from lra.evaluation.protocols import Protocol
 from lra.evaluation.report import Report
 from lra.models import Decoder
@@ -27,6 +28,7 @@ def evaluate(
     limit: int | None = None,
     step: int | None = None,
     weights: str = "last",
+    breakdown: Breakdown | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Scores a split, every token once, with dropout off. The same model and shapes compile once in a process.
@@ -40,6 +42,7 @@ def evaluate(
         limit: scores the first `limit` tokens only and marks the report as partial; None for all.
         step: the model's training step, for the report.
         weights: what the model's parameters are, for the report: "last", or "ema" for their moving average.
+        breakdown: collects what stands beside the score, from the same pass.
         progress: called after each batch with the tokens scored so far and in all.
 
     Raises:
@@ -60,13 +63,22 @@ def evaluate(
     expected = int(tokens.size)
     tokens = tokens[:limit]
     memory = model.initial_memory(protocol.batch_size, train=False, length=protocol.memory_length)
-    context = f"{protocol.context(_slots(model, memory))}; id {vocabulary.start} stands before the first token"
+    slots = _slots(model, memory)
+    context = protocol.context(slots) + _short(model, memory)
+    context += f"; id {vocabulary.start} stands before the first token"
+    names: tuple[str, ...] = ()
+    if breakdown is not None:
+        model, names = breakdown.watch(model, protocol.segment + (slots or 0)), breakdown.metrics
     total, scored = 0.0, 0
-    for nats in _scores(model, memory, _checked(protocol.batches(tokens, vocabulary.start), model), key):
-        total += float(nats.sum(dtype=np.float64))
-        scored += nats.size
+    batches = _checked(protocol.batches(tokens, vocabulary.start), model)
+    for batch, nats, metrics in _scores(model, memory, batches, key, names):
+        known = nats[batch.weights > 0]  # without padding
+        total += float(known.sum(dtype=np.float64))
+        scored += known.size
         if not np.isfinite(total):
             raise FloatingPointError(f"the model's score of {corpus.name} {split} is {total} after {scored} tokens")
+        if breakdown is not None:
+            breakdown.add(batch, nats, metrics)
         if progress is not None:
             progress(scored, int(tokens.size))
     return Report(
@@ -84,32 +96,36 @@ def evaluate(
         seconds=time.perf_counter() - began,
         step=step,
         weights=weights,
+        causality=model.stack.causality,
     )
 
 
-def _scores(model: Decoder, memory: Any, batches: Iterable[Batch], key: Array | None) -> Iterator[np.ndarray]:
-    """The nats of each batch's targets, without padding; the device is one batch ahead of the host."""
-    graph, state = nnx.split(model)
+def _scores(
+    model: Decoder, memory: Any, batches: Iterable[Batch], key: Array | None, names: tuple[str, ...]
+) -> Iterator[tuple[Batch, np.ndarray, Mapping[str, Array]]]:
+    """Each batch with the nats of its targets [B, T] and the metrics of these names; the device is one batch ahead."""
+    graph, state = nnx.split(model.fitted())
     memory = jax.device_put(memory, _replicated(state))
-    pending: tuple[Array, np.ndarray] | None = None
+    pending: tuple[Batch, Array, Mapping[str, Array]] | None = None
     for batch in batches:
         valid = batch.weights > 0
-        nats, memory = _step(graph, state, memory, batch.inputs, batch.targets, valid, batch.reset, key)
+        nats, metrics, memory = _step(graph, names, state, memory, batch.inputs, batch.targets, valid, batch.reset, key)
         if pending is not None:
-            yield np.asarray(pending[0])[pending[1]]
-        pending = nats, valid
+            yield pending[0], np.asarray(pending[1]), pending[2]
+        pending = batch, nats, metrics
     if pending is not None:
-        yield np.asarray(pending[0])[pending[1]]
+        yield pending[0], np.asarray(pending[1]), pending[2]
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _step(
-    graph: Any, state: Any, memory: Any, inputs: Array, targets: Array, valid: Array, reset: Array, key: Array | None
-) -> tuple[Array, Any]:
+    graph: Any, names: tuple[str, ...], state: Any, memory: Any, inputs: Array, targets: Array, valid: Array,
+    reset: Array, key: Array | None,
+) -> tuple[Array, Mapping[str, Array], Any]:  # fmt: skip
     model: Decoder = nnx.merge(graph, state)
     memory = model.reset_memory(memory, reset)
     scored = model.score(inputs, targets, valid=valid, memory=memory, key=key)
-    return scored.nats, scored.memory
+    return scored.nats, {name: scored.metrics[name] for name in names}, scored.memory
 
 
 def _checked(batches: Iterable[Batch], model: Decoder) -> Iterator[Batch]:
@@ -139,3 +155,12 @@ def _slots(model: Decoder, memory: Any) -> int | None:
         return None
     _, filled = jax.eval_shape(jax.vmap(model.stack.layers[0].memory.read), memory[0])
     return int(filled.shape[-1])
+
+
+def _short(model: Decoder, memory: Any) -> str:
+    """What the report says of a memory that holds less than attention would read."""
+    slots, reach = _slots(model, memory), [layer.attention.pattern.reach for layer in model.fitted().stack.layers]
+    known = [each for each in reach if each is not None]
+    if slots is None or not known or max(known) <= slots:
+        return ""
+    return f", though attention reaches {max(known)} tokens back"

@@ -255,7 +255,7 @@ def _layer(program: _Program, r: int, scored: int) -> LayerCost:
 
     def run(state: Any, inputs: tuple[Array, Array]) -> Array:
         (layer, memory), (x, key) = first(state), inputs
-        terms = tuple(term() for term in program.model(*state).terms)
+        terms = tuple(term().layer(r) for term in program.model(*state).terms)
         return layer(x, memory, None, terms, key, True)[0]
 
     def remembered(state: Any) -> Array:
@@ -264,7 +264,7 @@ def _layer(program: _Program, r: int, scored: int) -> LayerCost:
 
     model = program.model(*program.state)
     attention, length = model.stack.layers[r].attention, program.length
-    pattern, slots = attention.pattern, jax.eval_shape(remembered, program.state).shape[1]
+    pattern, slots = model.stack.pattern(r), jax.eval_shape(remembered, program.state).shape[1]
 
     def entries(part: Pattern, own: Any) -> int:
         known: Any = part.entries(length, length + slots, Visibility(), own)[1]
@@ -297,6 +297,12 @@ class _OwnValue(nnx.Module):
 
     def __init__(self, promise: Promise) -> None:
         self.promise = promise
+
+    def check_length(self, length: int) -> None:
+        """Fits any."""
+
+    def select(self, q: Array, k: Array, **_: Any) -> None:
+        """Nothing."""
 
     def __call__(self, q: Array, k: Array, v: Array, **_: Any) -> Attended:
         return Attended(v[:, v.shape[1] - q.shape[1] :])

@@ -23,6 +23,7 @@ from lra.models.output import Softmax
 from lra.models.stack import Layer, Stack, StackOutput
 
 _EMBEDDING = 1 << 20  # number of the embedding's random key; layers have theirs from 0
+_TERMS = 1 << 21  # number of the first term's
 
 
 @jax.tree_util.register_dataclass
@@ -122,7 +123,8 @@ class Decoder(nnx.Module):
         narrow = None if compute_dtype == "float32" else compute_dtype  # None: the dtype of the parameters
         self.embedding = nnx.Embed(vocabulary_size, width, embedding_init=initialiser(embedding), rngs=rngs)
         self.position = None if position is None else position(width=width, rngs=rngs)
-        self.terms = nnx.List([term(num_heads=num_heads, head_dim=head_dim, rngs=rngs) for term in terms])
+        sizes = {"num_layers": num_layers, "width": width, "num_heads": num_heads, "head_dim": head_dim}
+        self.terms = nnx.List([term(**sizes, rngs=rngs) for term in terms])
         distances = any(term.distances for term in self.terms)
         output_scale = (2 * num_layers) ** -0.5 if scale_residual else 1.0
 
@@ -202,6 +204,16 @@ class Decoder(nnx.Module):
         """The patterns' hook after an optimizer update."""
         self.stack.project()
 
+    def fitted(self) -> Decoder:
+        """The same arrays with static sizes as small as their values allow, such as windows of learned spans.
+
+        Sizes that nobody fitted are the largest, which are right for all values; these are so for these values alone.
+        On the host: where a pattern has such sizes, it waits for the values.
+        """
+        model: Decoder = nnx.merge(*nnx.split(self))
+        model.stack.fit()
+        return model
+
     def _hidden(self, tokens: Array, valid: Array | None, memory: Any, key: Array | None, train: bool) -> StackOutput:
         x = jnp.take(self.embedding.embedding[...], tokens, axis=0)  # in the dtype of the parameters as they are
         if self.position is not None:
@@ -211,6 +223,9 @@ class Decoder(nnx.Module):
                 raise ValueError(f"the model has {limit} positions, got {tokens.shape[1]} tokens: raise {bound}")
             x = x + self.position(jnp.arange(tokens.shape[1])[None])
         x = dropout(x, self.dropout if train else 0.0, None if key is None else jax.random.fold_in(key, _EMBEDDING))
-        terms: Terms = tuple(term() for term in self.terms)
+        keys = [
+            None if key is None or not train else jax.random.fold_in(key, _TERMS + n) for n in range(len(self.terms))
+        ]
+        terms: Terms = tuple(term(key) for term, key in zip(self.terms, keys, strict=True))
         visibility = Visibility.tokens(valid=valid, token=tokens)
         return self.stack(x, memory=memory, visibility=visibility, terms=terms, key=key, train=train)

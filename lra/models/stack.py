@@ -13,6 +13,7 @@ from flax import nnx
 from lra.attention.core import Terms
 from lra.attention.layer import SELECTION, Attention, dropout
 from lra.attention.memory import Memory
+from lra.attention.pattern import Buffer, Pattern
 from lra.attention.visibility import Array, Visibility
 from lra.models.feed_forward import FeedForward
 
@@ -147,6 +148,24 @@ class Stack(nnx.Module):
         self.layers = nnx.List(stacks)
         self.final_norm = nnx.LayerNorm(width, rngs=rngs) if norm == "pre" else None
 
+    def pattern(self, i: int) -> Pattern:
+        """Layer i's pattern with its own buffers; they hold random numbers where the model is shapes alone."""
+        graph, buffers, rest = nnx.split(self.layers[i % len(self.layers)].attention.pattern, Buffer, ...)
+
+        def own(x: Array) -> Array:
+            if isinstance(x, jax.ShapeDtypeStruct):
+                return jax.random.uniform(jax.random.key(i), x.shape[1:], x.dtype)
+            return x[i // len(self.layers)]
+
+        pattern: Pattern = nnx.merge(graph, jax.tree.map(own, buffers), rest)
+        return pattern
+
+    @property
+    def causality(self) -> Literal["strict", "selection"]:
+        """The weakest promise of its layers: whether later tokens can change what an earlier one reads."""
+        kept = [layer.attention.pattern.promise.causal == "strict" for layer in self.layers]
+        return "strict" if all(kept) else "selection"
+
     def initial_memory(self, batch: int, train: bool, length: int | None = None) -> tuple[Any, ...] | None:
         """The memory's states for B rows, or None without memory; `length` replaces the tokens remembered."""
         if self.layers[0].memory is None:
@@ -177,6 +196,10 @@ class Stack(nnx.Module):
         for layer in self.layers:
             layer.attention.pattern.project()
 
+    def fit(self) -> bool:
+        """The patterns' hook before a program is made of their values."""
+        return any([layer.attention.pattern.fit() for layer in self.layers])
+
     def __call__(
         self,
         x: Array,
@@ -196,6 +219,7 @@ class Stack(nnx.Module):
 
         def one(r: int, state: Any, x: Array, remembered: Any, i: Array | int, terms: Terms) -> Any:
             layer_key = None if key is None else jax.random.fold_in(key, i)
+            terms = tuple(term.layer(i) for term in terms)
             return nnx.merge(graphs[r], state)(x, remembered, visibility, terms, layer_key, train)
 
         if self.remat != "none":

@@ -108,15 +108,32 @@ class Adagrad(Update):
     Args:
         initial: what the sum of squared gradients starts from.
         eps: added to the sum before its root.
+        clip_array_norm: bound of the norm of each array's gradient, in each layer: where it is above, the array's step
+            is scaled down by their ratio, while the sum takes the gradient as it is, as in the released code of
+            Sukhbaatar et al. 2019 (arXiv:1905.07799), which has initial = 0; None for none.
     """
 
-    def __init__(self, initial: float = 0.1, eps: float = 1e-7) -> None:
+    def __init__(self, initial: float = 0.1, eps: float = 1e-7, clip_array_norm: float | None = None) -> None:
         require(self, "initial", initial, 0 <= initial < math.inf, "at least 0 and finite")
         require(self, "eps", eps, 0 < eps < math.inf, "above 0 and finite")
-        self.initial, self.eps = initial, eps
+        clips = clip_array_norm is None or 0 < clip_array_norm < math.inf
+        require(self, "clip_array_norm", clip_array_norm, clips, "above 0 and finite, or None")
+        self.initial, self.eps, self.clip_array_norm = initial, eps, clip_array_norm
 
     def transformation(self, rates: optax.Schedule) -> optax.GradientTransformation:
-        return optax.adagrad(rates, initial_accumulator_value=self.initial, eps=self.eps)
+        adagrad, bound = (
+            optax.adagrad(rates, initial_accumulator_value=self.initial, eps=self.eps),
+            self.clip_array_norm,
+        )
+        if bound is None:
+            return adagrad
+
+        def update(gradients: Any, state: Any, parameters: Any = None) -> tuple[Any, Any]:
+            updates, state = adagrad.update(gradients, state, parameters)
+            norms = names.norms(gradients)
+            return jax.tree.map(lambda x, norm: x * jnp.minimum(1, bound / (norm + 1e-10)), updates, norms), state
+
+        return optax.GradientTransformation(adagrad.init, update)
 
 
 class SGD(Update):

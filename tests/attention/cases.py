@@ -80,8 +80,8 @@ def make(name, example, causal, **site):
         return PATTERNS[name](
             **arguments, site=Site(num_heads=HEADS, head_dim=WIDTH, causal=causal, **site), rngs=nnx.Rngs(0)
         )
-    except ValueError:
-        if causal:
+    except ValueError as error:
+        if causal or "no bidirectional form" in str(error):
             return None
         raise
 
@@ -215,7 +215,7 @@ def _valid(padding, length, extra, rng):
 def _term(case, rng, dtype):
     wide = accumulator(dtype)
     if case.term == "rotary":
-        made = Rotary(num_heads=HEADS, head_dim=WIDTH, rngs=nnx.Rngs(0))()
+        made = Rotary(num_layers=1, width=HEADS * WIDTH, num_heads=HEADS, head_dim=WIDTH, rngs=nnx.Rngs(0))()
         made = dataclasses.replace(made, frequencies=made.frequencies.astype(wide))
         return (made,), TermArrays("rotary", frequencies=np.asarray(made.frequencies, np.float64))
     if case.term == "alibi":

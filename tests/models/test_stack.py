@@ -31,7 +31,7 @@ class Watched(Pattern):
     def examples(cls):
         return ({},)
 
-    def __call__(self, q, k, v, *, inputs=None, visibility=None, terms=(), key=None, train=False):
+    def __call__(self, q, k, v, *, visibility=None, terms=(), key=None, train=False, **_):
         size = jnp.mean(k**2)
         out = full(q, k, v, visibility=visibility, terms=terms, dropout=self.dropout_rate(train), key=key)
         return Attended(out, {"size": size}, {"size": size}, {"seen": self.seen[...] + jnp.stack([jnp.ones(()), size])})
