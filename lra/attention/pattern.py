@@ -270,6 +270,10 @@ class Pattern(nnx.Module):
         """
         return None
 
+    def colours(self, selection: Any) -> Array | None:
+        """What drawings colour keys by, the bucket or cluster of each: integers [B, S, H], -1 for none; or None."""
+        return None
+
     def selections(self, selection: Any) -> tuple[Any, ...]:
         """The selections of `parts`, from this pattern's own."""
         return (selection,)
