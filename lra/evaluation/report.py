@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-
 _SELECTION = "by selection: which keys a token reads depends on later tokens too; strict variants are marked *_strict"
 
 
