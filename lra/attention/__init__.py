@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from lra.attention.adaptive_span import AdaptiveSpan, adaptive_span
 from lra.attention.block_local import BlockLocal, block_local
 from lra.attention.blockwise import Blockwise, blockwise
+from lra.attention.compressive import CompressiveMemory
 from lra.attention.distance_terms import LearnedDistance, ShawRelative, XLRelative
 from lra.attention.fixed import Fixed, fixed
 from lra.attention.full import Full, full
@@ -31,10 +33,11 @@ PATTERNS: dict[str, type[Any]] = {
     "blockwise": Blockwise,
     "window_global": WindowGlobal,
     "memory_compressed": MemoryCompressed,
+    "adaptive_span": AdaptiveSpan,
+    "lsh": LSH,
+    "lsh_strict": StrictLSH,
     "routing": Routing,
     "routing_strict": StrictRouting,
-    "lsh_strict": StrictLSH,
-    "lsh": LSH,
     "heads": Heads,
 }
 """The registry: the name of a pattern's function and configuration, and its class."""
@@ -44,10 +47,12 @@ __all__ = [
     "LSH",
     "PATTERNS",
     "ALiBi",
+    "AdaptiveSpan",
     "Attended",
     "Attention",
     "BlockLocal",
     "Blockwise",
+    "CompressiveMemory",
     "Entry",
     "Fixed",
     "Full",
@@ -71,6 +76,7 @@ __all__ = [
     "Visibility",
     "WindowGlobal",
     "XLRelative",
+    "adaptive_span",
     "block_local",
     "blockwise",
     "fixed",

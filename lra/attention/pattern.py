@@ -63,6 +63,7 @@ class Promise:
             sets can depend on later tokens; None: no causal form.
         bidirectional: has a bidirectional form.
         memory: S > T keys.
+        gaps: positions may leave gaps, as those of compressed slots do.
         padding: rows with invalid tokens.
         packing: "equal": packed documents give what they give alone; "masked": they don't mix, but block borders follow
             the row; None: no segments.
@@ -76,6 +77,7 @@ class Promise:
     causal: Literal["strict", "selection"] | None = None
     bidirectional: bool = False
     memory: bool = False
+    gaps: bool = False
     padding: bool = False
     packing: Literal["equal", "masked"] | None = None
     decode: Literal["exact", "rule"] | None = None
@@ -295,6 +297,16 @@ class Pattern(nnx.Module):
         return np.eye(keys, dtype=bool)[None]
 
     @property
+    def own_terms(self) -> Terms:
+        """Soft weights of the pattern itself: terms that it adds to those it is given."""
+        return ()
+
+    @property
+    def own_values(self) -> bool:
+        """Whether it makes values of its own, so that the output is not linear in those that it is given."""
+        return False
+
+    @property
     def parts(self) -> tuple[Pattern, ...]:
         """The patterns that this one is made of, in the order of their heads."""
         return (self,)
@@ -316,6 +328,10 @@ class Pattern(nnx.Module):
 
     def project(self) -> None:
         """Called after every optimizer update; clamps what has bounds."""
+
+    def fit(self) -> bool:
+        """Sets static sizes that depend on values, on the host; whether there are any. See `Decoder.fitted`."""
+        return False
 
     def dropout_rate(self, train: bool) -> float:
         """The rate for this call."""

@@ -21,7 +21,7 @@ from lra.attention.pattern import Attended, Buffer, Pattern, Promise
 from lra.attention.visibility import Array, Visibility
 from lra.errors import UserError
 from lra.models.decoder import Decoder
-from lra.models.stack import REMAT, Layer
+from lra.models.stack import Layer
 from lra.models.traced import flops, kept
 
 LONGEST = 1 << 16
@@ -260,7 +260,7 @@ def _layer(program: _Program, r: int, scored: int) -> LayerCost:
 
     def remembered(state: Any) -> Array:
         layer, memory = first(state)
-        return jnp.zeros((1, 0)) if layer.memory is None else layer.memory.read(memory)[1]
+        return jnp.zeros((1, 0)) if layer.memory is None else layer.memory.read(memory).filled
 
     model = program.model(*program.state)
     attention, length = model.stack.layers[r].attention, program.length
@@ -276,8 +276,6 @@ def _layer(program: _Program, r: int, scored: int) -> LayerCost:
     )
     parts = zip(pattern.parts, pattern.selections(drawn[0]), strict=True)
     layers = tuple(range(r, model.stack.num_layers, len(model.stack.layers)))
-    if model.stack.remat != "none":
-        run = jax.checkpoint(run, policy=REMAT[model.stack.remat])
     x = jax.ShapeDtypeStruct((1, length, model.width), jnp.float32)
     return LayerCost(
         layers=layers,
@@ -288,7 +286,7 @@ def _layer(program: _Program, r: int, scored: int) -> LayerCost:
         square=attention.num_heads * length * (length + slots),
         growth=math.log2(of_twice / scores) if scores else 0.0,
         flops=(scored - program.flops(lambda model: _no_pattern(model, r), core.SCOPE)) // len(layers),
-        activations=kept(run, program.state, (x, program.inputs(1)[1])),
+        activations=model.stack.layer_kept(run, program.state, (x, program.inputs(1)[1])),
     )
 
 
@@ -325,8 +323,8 @@ class _NoFeedForward(nnx.Module):
 class _NoHead(nnx.Module):
     """Stands where an output head stood."""
 
-    def nats(self, x: Array, embedding: Array, targets: Array) -> Array:
-        return x[..., 0]
+    def score(self, x: Array, embedding: Array, targets: Array) -> tuple[Array, Array]:
+        return x[..., 0], targets == 0
 
 
 def _nothing(model: Decoder) -> None:

@@ -20,7 +20,7 @@ from lra.attention.visibility import Array, Visibility
 from lra.models.embeddings import PositionEmbedding
 from lra.models.feed_forward import FeedForward
 from lra.models.output import Softmax
-from lra.models.stack import Layer, Stack, StackOutput
+from lra.models.stack import Layer, Layers, Stack, StackOutput
 
 _EMBEDDING = 1 << 20  # number of the embedding's random key; layers have theirs from 0
 _TERMS = 1 << 21  # number of the first term's
@@ -33,6 +33,7 @@ class Scored:
 
     Attributes:
         nats: negative log-likelihood of each target [B, T], in nats.
+        right: whether each target is the likeliest token [B, T].
         memory: the memory after this segment, or None.
         losses: weighted auxiliary losses.
         metrics: by layer, [L] each.
@@ -40,6 +41,7 @@ class Scored:
     """
 
     nats: Array
+    right: Array
     memory: Any
     losses: Mapping[str, Array]
     metrics: Mapping[str, Array]
@@ -80,7 +82,7 @@ class Decoder(nnx.Module):
         pattern: Callable[..., Pattern] | tuple[Callable[..., Pattern], ...],
         attention: Callable[..., Attention] = Attention,
         feed_forward: Callable[..., FeedForward] = FeedForward,
-        stack: Callable[..., Stack] = Stack,
+        stack: Callable[..., Layers] = Stack,
         head: Callable[..., Softmax] = Softmax,
         terms: tuple[Callable[..., TermModule], ...] = (),
         memory: Callable[..., Memory] | None = None,
@@ -148,7 +150,13 @@ class Decoder(nnx.Module):
             )
 
         self.stack = stack(num_layers=num_layers, width=width, layer=layer, rngs=rngs)
-        self.head = head(vocabulary_size=vocabulary_size, width=width, compute_dtype=narrow, rngs=rngs)
+        wide = self.stack.output_width
+        self.head = head(vocabulary_size=vocabulary_size, width=wide, compute_dtype=narrow, rngs=rngs)
+        if self.head.tied and wide != width:
+            raise ValueError(
+                f"{type(self.stack).__name__} gives vectors of {wide}, but the token embedding has {width}, so that "
+                f"the output head cannot be tied to it: set {type(self.head).__name__}.tied = False"
+            )
 
     def initial_memory(self, batch: int, train: bool, length: int | None = None) -> Any:
         """The memory of B rows that have seen nothing, or None without memory; `length` overrides its own."""
@@ -193,8 +201,8 @@ class Decoder(nnx.Module):
         """
         output = self._hidden(tokens, valid, memory, key, train)
         with jax.named_scope("head"):
-            nats = self.head.nats(output.x, self.embedding.embedding[...], targets)
-        return Scored(nats, output.memory, output.losses, output.metrics, output.updates)
+            nats, right = self.head.score(output.x, self.embedding.embedding[...], targets)
+        return Scored(nats, right, output.memory, output.losses, output.metrics, output.updates)
 
     def write(self, updates: Any) -> None:
         """Writes the buffer values that a training step has accepted."""
@@ -203,6 +211,16 @@ class Decoder(nnx.Module):
     def project(self) -> None:
         """The patterns' hook after an optimizer update."""
         self.stack.project()
+
+    def fitted(self) -> Decoder:
+        """The same arrays with static sizes as small as their values allow, such as windows of learned spans.
+
+        Sizes that nobody fitted are the largest, which are right for all values; these are so for these values alone.
+        On the host: where a pattern has such sizes, it waits for the values.
+        """
+        model: Decoder = nnx.merge(*nnx.split(self))
+        model.stack.fit()
+        return model
 
     def _hidden(self, tokens: Array, valid: Array | None, memory: Any, key: Array | None, train: bool) -> StackOutput:
         x = jnp.take(self.embedding.embedding[...], tokens, axis=0)  # in the dtype of the parameters as they are

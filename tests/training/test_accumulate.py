@@ -14,6 +14,7 @@ from lra.attention.pattern import Buffer
 from lra.data import Batch, Streams
 from lra.errors import UserError
 from lra.models.parameters import named
+from lra.training.compiled import padded
 from lra.training.gradients import make_gradients
 
 ROWS, SEGMENT = 6, 8
@@ -102,6 +103,21 @@ def test_padding_alone_in_a_micro_batch_counts_for_nothing(tiny, rng):
     )
     close(other, gradients)
     close(other_summed.nats, summed.nats)
+
+
+def test_what_is_not_scored_is_read_all_the_same(tiny, rng):
+    """Targets of weight 0 that are no padding: the nats of the others are those of the whole batch."""
+    experiment = tiny.experiment(model=tiny.model(dropout=0.0, memory=False))
+    _, state = experiment.initial()
+    whole = next(make_batches(rng, weights_of("full")))
+    weights = np.where(np.arange(SEGMENT) < SEGMENT // 2, 0, 1).astype(np.float32) * np.ones((ROWS, 1), np.float32)
+    batch = dataclasses.replace(whole, weights=weights)
+    assert batch.valid.all()
+    _, summed = jax.jit(make_gradients(experiment.graph, seed=0), static_argnums=2)(
+        state, dataclasses.asdict(batch), padded(batch)
+    )
+    nats = experiment.model(state).score(whole.inputs, whole.targets).nats
+    np.testing.assert_allclose(summed.nats, nats[weights > 0].mean(), rtol=1e-5)
 
 
 def test_dropout_differs_between_micro_batches(tiny, rng):
