@@ -81,7 +81,7 @@ def test_the_first_update_as_released_inflates(rng):
         sizes[name] = np.linalg.norm(new, axis=-1) / D**0.5
     np.testing.assert_allclose(sizes["corrected"], 1, rtol=1e-3)
     np.testing.assert_allclose(sizes["released"][:, 0], 1000, rtol=1e-2)
-    assert (sizes["released"][:, 1] > 1e6).all()
+    assert (sizes["released"][:, 1] > 1e5).all()
 
 
 def test_evaluation_leaves_buffers_alone_and_reports_who_is_in_no_cluster(rng):
@@ -101,9 +101,8 @@ def layer(pattern, heads=2):
 
 def test_local_heads_stand_beside_routing_heads(rng):
     near = functools.partial(SlidingWindow, window=3)
-    attention = layer(
-        functools.partial(Heads, groups=((1, near), (1, functools.partial(Routing, clusters=K, window=W))))
-    )
+    far = functools.partial(Routing, clusters=K, window=W)
+    attention = layer(functools.partial(Heads, groups=((1, near), (1, far))))
     x = jnp.asarray(cases.normal(rng, B, 19, 8))
 
     def loss(kernel):
@@ -140,10 +139,10 @@ def test_rows_that_the_sizes_do_not_fit(rng):
     attention = layer(functools.partial(Routing, clusters=2, window=5))
     assert attention(jnp.zeros((1, 20, 8)), 20).out.shape == (1, 20, 8)
     with pytest.raises(
-        UserError, match="window is 5, but rows have 4 tokens, .*: lower it, to about 2 tokens, or use full"
+        UserError, match=r"window is 5, but rows have 4 tokens, .*: lower it, to about 2 tokens, or use"
     ):
         attention(jnp.zeros((1, 4, 8)), 4)
-    sentence = "clusters = 2 x window = 5 are 10 places for rows of 21 tokens, .*: raise one of them"
+    sentence = r"clusters = 2 x window = 5 are 10 places for rows of 21 tokens, .*: raise one of them"
     with pytest.raises(UserError, match=sentence):
         attention(jnp.zeros((1, 21, 8)), 21)
     mixed = functools.partial(Heads, groups=((2, functools.partial(Routing, clusters=2, window=5)),))

@@ -1,4 +1,4 @@
-"""Windows over tokens sorted by a label, and the patterns that are such windows, against loops over their definition."""
+"""Windows over tokens sorted by a label, and the patterns that are such windows, against loops."""
 
 import jax
 import jax.numpy as jnp
