@@ -296,7 +296,7 @@ class _OwnValue(Pattern):
     """Stands where a pattern stood: every query reads its own value."""
 
     def __init__(self, stood: Pattern) -> None:
-        self.stood = stood.promise
+        self.stood, self.causal, self.num_heads = stood.promise, stood.causal, stood.num_heads
 
     @property
     def promise(self) -> Promise:
