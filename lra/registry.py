@@ -6,6 +6,7 @@ CLASSES: tuple[type, ...] = (
     *attention.PATTERNS.values(),
     attention.ALiBi,
     attention.Attention,
+    attention.CompressiveMemory,
     attention.LearnedDistance,
     attention.Recurrence,
     attention.Rotary,

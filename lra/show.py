@@ -107,7 +107,7 @@ def layers(stack: Layers, options: argparse.Namespace) -> Subject:
         at_most = f"at most {stack.num_layers - first} layers from layer {first} on"
         raise UserError(f"{options.name} has {at_most}, got --layers {count}: lower it")
     chosen = [stack.layers[i % len(stack.layers)] for i in range(first, first + count)]
-    patterns = tuple(layer.attention.pattern for layer in chosen)
+    patterns = tuple(stack.pattern(i) for i in range(first, first + count))
     numbers = f"layers {first} to {first + count - 1}" if options.layers else f"layer {first}"
     title = f"{options.name}, {numbers}: {', '.join(type(pattern).__name__ for pattern in patterns)}"
     if not options.segments:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
+import tempfile
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,11 +37,18 @@ class Drawing:
         heads: the keys that each query reads, slots of memory first: booleans [H, T, M + T].
         filled: which slots hold something: booleans [M].
         name: what is drawn, where there are several; or "".
+        parts: names and numbers of slots of the parts of memory, in order.
     """
 
     heads: np.ndarray
     filled: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))
     name: str = ""
+    parts: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def borders(self) -> list[int]:
+        """Where a part of memory begins, but the first, and where the segment does."""
+        return [int(n) for n in np.cumsum([size for _, size in self.parts])]
 
     def distinct(self) -> list[tuple[str, np.ndarray]]:
         """Heads that read the same, together: ("heads 0, 3", [T, M + T]) pairs."""
@@ -68,7 +79,7 @@ class Drawing:
 
     def as_dict(self) -> dict[str, list]:
         """For JSON."""
-        filled = {"filled": self.filled.tolist()} if len(self.filled) else {}
+        filled = {"filled": self.filled.tolist(), "parts": dict(self.parts)} if len(self.filled) else {}
         return filled | {"visible": self.heads.tolist(), "sparsity": [sparsity(grid) for grid in self.heads]}
 
 
@@ -96,12 +107,17 @@ def carried(pattern: Pattern, memory: Memory, length: int, segments: int) -> lis
     """A row that goes on from segment to segment of `length` tokens, as its memory fills."""
     drawings, state = [], memory.initial(1, train=True)
     for n in range(segments):
-        remembered, filled = memory.read(state)
-        _, slots, width = remembered.shape
-        heads = _reads(pattern, length, slots + length, Visibility().after(filled, length))
-        name = f"segment {n + 1}, {int(filled.sum())} of {slots} slots filled"
-        drawings.append(Drawing(heads, np.asarray(filled)[0], name))
-        state, _ = memory.update(state, jnp.zeros((1, length, width), remembered.dtype), None)
+        past = memory.read(state)
+        _, slots, width = past.inputs.shape
+        heads = _reads(pattern, length, slots + length, Visibility().after(past.filled, length, past.positions))
+        filled, ends = np.asarray(past.filled)[0], np.cumsum([size for _, size in past.parts])
+        counts = [
+            f"{int(part.sum())} of {len(part)}" + f" {name}" * (len(past.parts) > 1)
+            for (name, _), part in zip(past.parts, np.split(filled, ends[:-1]), strict=True)
+        ]
+        name = f"segment {n + 1}, {' and '.join(counts)} slots filled"
+        drawings.append(Drawing(heads, filled, name, past.parts))
+        state, _, _ = memory.update(state, jnp.zeros((1, length, width), past.inputs.dtype), None, None, False)
     return drawings
 
 
@@ -111,14 +127,18 @@ def _reads(pattern: Pattern, queries: int, keys: int, visibility: Visibility | N
 
 
 def text(drawings: Sequence[Drawing], title: str) -> str:
-    """Drawings in block characters: a row a query, slots of memory left of a line, nothing where one is empty."""
+    """Drawings in block characters: a row a query, parts of memory left of lines, nothing where a slot is empty.
+
+    The line before the segment is whole, those between parts of memory are broken.
+    """
     parts = [title]
     for drawing in drawings:
-        slots = len(drawing.filled)
+        lines = ["┊"] * (len(drawing.parts) - 1) + ["│"] * bool(drawing.parts)
         for heading, cells in drawing.panels():
             rows = _wide(cells) if cells.shape[1] <= WIDE else _narrow(cells)
-            lines = ("".join([*row[:slots], "│" * (slots > 0), *row[slots:]]).rstrip() for row in rows)
-            parts.append("\n".join([heading, *lines]))
+            for border, line in reversed(list(zip(drawing.borders, lines, strict=True))):
+                rows = [[*row[:border], line, *row[border:]] for row in rows]
+            parts.append("\n".join([heading, *("".join(row).rstrip() for row in rows)]))
     return "\n\n".join(parts)
 
 
@@ -139,7 +159,8 @@ def _narrow(cells: np.ndarray) -> list[list[str]]:
 def png(drawings: Sequence[Drawing], path: Path, title: str, *, columns: int = 4, inches: float = 4.0) -> None:
     """Writes drawings as PNG, a panel for each head that differs; needs the extra `plots`.
 
-    Slots of memory have negative numbers, the newest -1; empty ones are grey. The headings of the panels are the
+    Slots of memory have negative numbers, the newest -1; empty ones are grey; a line stands before the segment, and
+    broken ones between parts of memory. The headings of the panels are the
     picture's `Description`.
 
     Args:
@@ -149,28 +170,25 @@ def png(drawings: Sequence[Drawing], path: Path, title: str, *, columns: int = 4
     Raises:
         UserError: matplotlib is missing, or the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError("a PNG needs matplotlib, which is not installed: pip install 'lra[plots]'") from error
-    panels = [(len(drawing.filled), *panel) for drawing in drawings for panel in drawing.panels()]
+    panels = [(drawing.borders, *panel) for drawing in drawings for panel in drawing.panels()]
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     tallest = max(len(cells) / cells.shape[1] for _, _, cells in panels)
-    figure = Figure(figsize=(inches * columns, (0.45 + 0.65 * tallest) * inches * rows), layout="constrained")
+    figure = canvas(inches * columns, (0.45 + 0.65 * tallest) * inches * rows)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     font = min(10.0, 3 * inches + 1)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
-    for axis, (slots, heading, cells) in zip(axes, panels, strict=False):
-        length, keys = cells.shape
+    for axis, (borders, heading, cells) in zip(axes, panels, strict=False):
+        (length, keys), slots = cells.shape, max(borders, default=0)
         axis.set_facecolor("0.8")  # shows where nothing is painted
         axis.imshow(
             np.ma.masked_where(cells == EMPTY, cells == READS), cmap="Blues", vmin=0, vmax=1.3,
             interpolation="nearest", extent=(-slots - 0.5, keys - slots - 0.5, length - 0.5, -0.5),
         )  # fmt: skip
-        if slots:
-            axis.axvline(-0.5, color="black", linewidth=1)
+        for border in borders:
+            style = "-" if border == slots else "--"
+            axis.axvline(border - slots - 0.5, color="black", linewidth=1, linestyle=style)
         if keys <= WIDE:
             axis.set_xticks(np.arange(-slots, keys - slots) - 0.5, minor=True)
             axis.set_yticks(np.arange(length) - 0.5, minor=True)
@@ -183,7 +201,41 @@ def png(drawings: Sequence[Drawing], path: Path, title: str, *, columns: int = 4
         axis.set_ylabel("query", fontsize=font)
         axis.label_outer()
     figure.suptitle(title, wrap=True)
+    save(figure, path, "\n".join(heading for _, heading, _ in panels))
+
+
+def canvas(width: float, height: float) -> Any:
+    """An empty matplotlib figure of that many inches.
+
+    Raises:
+        UserError: matplotlib is missing.
+    """
     try:
-        figure.savefig(path, format="png", metadata={"Description": "\n".join(heading for _, heading, _ in panels)})
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError("a PNG needs matplotlib, which is not installed: pip install 'lra[plots]'") from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def check(path: Path) -> None:
+    """Raises what `canvas` and `save` would, before the work that is to be drawn."""
+    canvas(1, 1)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
     except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror}): choose another file with --png") from error
+        raise _unwritable(path, error) from error
+
+
+def save(figure: Any, path: Path, description: str) -> None:
+    """Writes a figure as PNG with a `Description`; raises `UserError` where it cannot."""
+    try:
+        figure.savefig(path, format="png", metadata={"Description": description})
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write {path} ({error.strerror}): choose another file with --png")

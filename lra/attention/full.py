@@ -89,7 +89,7 @@ class Full(FunctionPattern):
 
     @property
     def promise(self) -> Promise:
-        return EVERYTHING
+        return dataclasses.replace(EVERYTHING, gaps=True)
 
     @property
     def rule(self) -> Rule:

@@ -129,8 +129,16 @@ class Heads(Pattern):
         return super().entries(queries, keys, visibility, selection)
 
     @property
+    def own_values(self) -> bool:
+        return any(group.own_values for group in self.groups)
+
+    @property
     def parts(self) -> tuple[Pattern, ...]:
         return tuple(part for group in self.groups for part in group.parts)
+
+    def check_length(self, length: int) -> None:
+        for group in self.groups:
+            group.check_length(length)
 
     def adopt(self, query: Projection, key: Projection, value: Projection) -> None:
         for g, group in enumerate(self.groups):
@@ -139,6 +147,9 @@ class Heads(Pattern):
     def project(self) -> None:
         for group in self.groups:
             group.project()
+
+    def fit(self) -> bool:
+        return any([group.fit() for group in self.groups])
 
     def __call__(
         self,

@@ -63,6 +63,7 @@ class Promise:
             sets can depend on later tokens; None: no causal form.
         bidirectional: has a bidirectional form.
         memory: S > T keys.
+        gaps: positions may leave gaps, as those of compressed slots do.
         padding: rows with invalid tokens.
         packing: "equal": packed documents give what they give alone; "masked": they don't mix, but block borders follow
             the row; None: no segments.
@@ -76,6 +77,7 @@ class Promise:
     causal: Literal["strict", "selection"] | None = None
     bidirectional: bool = False
     memory: bool = False
+    gaps: bool = False
     padding: bool = False
     packing: Literal["equal", "masked"] | None = None
     decode: Literal["exact", "rule"] | None = None
@@ -295,6 +297,16 @@ class Pattern(nnx.Module):
         return np.eye(keys, dtype=bool)[None]
 
     @property
+    def own_terms(self) -> Terms:
+        """Soft weights of the pattern itself: terms that it adds to those it is given."""
+        return ()
+
+    @property
+    def own_values(self) -> bool:
+        """Whether it makes values of its own, so that the output is not linear in those that it is given."""
+        return False
+
+    @property
     def parts(self) -> tuple[Pattern, ...]:
         """The patterns that this one is made of, in the order of their heads."""
         return (self,)
@@ -304,11 +316,22 @@ class Pattern(nnx.Module):
         """Heads whose keys are their queries' projections: booleans [H]."""
         return np.concatenate([np.full(part.num_heads, part.projections == "shared_qk") for part in self.parts])
 
+    def check_length(self, length: int) -> None:
+        """Called by `Attention` with the tokens of its rows.
+
+        Raises:
+            UserError: sizes that would make little of such rows.
+        """
+
     def adopt(self, query: Projection, key: Projection, value: Projection) -> None:
         """Called once by `Attention` with the initial values of its projections, for own ones that start from them."""
 
     def project(self) -> None:
         """Called after every optimizer update; clamps what has bounds."""
+
+    def fit(self) -> bool:
+        """Sets static sizes that depend on values, on the host; whether there are any. See `Decoder.fitted`."""
+        return False
 
     def dropout_rate(self, train: bool) -> float:
         """The rate for this call."""

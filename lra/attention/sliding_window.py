@@ -127,7 +127,7 @@ class SlidingWindow(FunctionPattern):
 
     @property
     def promise(self) -> Promise:
-        return EVERYTHING
+        return dataclasses.replace(EVERYTHING, gaps=self.dilation == 1)
 
     @property
     def rule(self) -> Rule:

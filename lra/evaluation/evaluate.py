@@ -2,16 +2,18 @@
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
+from lra.attention.memory import Remembered
 from lra.attention.visibility import Array
 from lra.data import Batch, Corpus
 from lra.errors import UserError
+from lra.evaluation.breakdown import Breakdown
 from lra.evaluation.protocols import Protocol
 from lra.evaluation.report import Report
 from lra.models import Decoder
@@ -27,6 +29,7 @@ def evaluate(
     limit: int | None = None,
     step: int | None = None,
     weights: str = "last",
+    breakdown: Breakdown | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Scores a split, every token once, with dropout off. The same model and shapes compile once in a process.
@@ -40,6 +43,7 @@ def evaluate(
         limit: scores the first `limit` tokens only and marks the report as partial; None for all.
         step: the model's training step, for the report.
         weights: what the model's parameters are, for the report: "last", or "ema" for their moving average.
+        breakdown: collects what stands beside the score, from the same pass.
         progress: called after each batch with the tokens scored so far and in all.
 
     Raises:
@@ -63,14 +67,22 @@ def evaluate(
     if not counted.size:
         raise UserError(f"none of the first {limit} tokens of {corpus.name} {split} is scored: raise the limit")
     memory = model.initial_memory(protocol.batch_size, train=False, length=protocol.memory_length)
-    context = f"{protocol.context(_slots(model, memory))}; id {vocabulary.start} stands before the first token"
+    past = _past(model, memory)
+    context = protocol.context(_remembered(model, protocol.memory_length)) + _short(model, past)
+    names: tuple[str, ...] = ()
+    if breakdown is not None:
+        span = 0 if past is None else past.span
+        model, names = breakdown.watch(model, protocol.segment + span), breakdown.metrics
     total, done, right = 0.0, 0, 0
     batches = _checked(protocol.batches(tokens, vocabulary.start, scored), model)
-    for nats, hits in _scores(model, memory, batches, key):
-        total += float(nats.sum(dtype=np.float64))
-        done, right = done + nats.size, right + int(hits.sum())
+    for batch, nats, hits, metrics in _scores(model, memory, batches, key, names):
+        counts = batch.weights > 0
+        total += float(nats[counts].sum(dtype=np.float64))
+        done, right = done + int(counts.sum()), right + int(hits[counts].sum())
         if not np.isfinite(total):
             raise FloatingPointError(f"the model's score of {corpus.name} {split} is {total} after {done} tokens")
+        if breakdown is not None:
+            breakdown.add(batch, nats, metrics)
         if progress is not None:
             progress(done, int(counted.size))
     return Report(
@@ -79,7 +91,7 @@ def evaluate(
         split=split,
         tokenisation=f"{vocabulary.name} ({vocabulary.size} ids)",
         protocol=protocol.describe(),
-        context=context,
+        context=f"{context}; id {vocabulary.start} stands before the first token",
         tokens_scored=done,
         tokens_expected=expected,
         tokens_right=right,
@@ -89,37 +101,44 @@ def evaluate(
         seconds=time.perf_counter() - began,
         step=step,
         weights=weights,
+        causality=model.stack.causality,
     )
 
 
 def _scores(
-    model: Decoder, memory: Any, batches: Iterable[Batch], key: Array | None
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The nats of each batch's scored targets, and which were predicted; the device is one batch ahead of the host."""
-    graph, state = nnx.split(model)
+    model: Decoder, memory: Any, batches: Iterable[Batch], key: Array | None, names: tuple[str, ...]
+) -> Iterator[tuple[Batch, np.ndarray, np.ndarray, Mapping[str, Array]]]:
+    """Each batch with the nats of its targets [B, T], which were predicted, and the metrics of these names.
+
+    The device is one batch ahead of the host.
+    """
+    graph, state = nnx.split(model.fitted())
     memory = jax.device_put(memory, _replicated(state))
-    pending: tuple[Array, Array, np.ndarray] | None = None
+    pending: tuple[Batch, Array, Array, Mapping[str, Array]] | None = None
     for batch in batches:
-        nats, right, memory = _step(graph, state, memory, batch.inputs, batch.targets, batch.valid, batch.reset, key)
+        *found, memory = _step(graph, names, state, memory, batch.inputs, batch.targets, batch.valid, batch.reset, key)
         if pending is not None:
-            yield _where(*pending)
-        pending = nats, right, batch.weights > 0
+            yield _fetched(*pending)
+        pending = batch, *found
     if pending is not None:
-        yield _where(*pending)
+        yield _fetched(*pending)
 
 
-def _where(nats: Array, right: Array, scored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return np.asarray(nats)[scored], np.asarray(right)[scored]
+def _fetched(
+    batch: Batch, nats: Array, right: Array, metrics: Mapping[str, Array]
+) -> tuple[Batch, np.ndarray, np.ndarray, Mapping[str, Array]]:
+    return batch, np.asarray(nats), np.asarray(right), metrics
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _step(
-    graph: Any, state: Any, memory: Any, inputs: Array, targets: Array, valid: Array, reset: Array, key: Array | None
-) -> tuple[Array, Array, Any]:
+    graph: Any, names: tuple[str, ...], state: Any, memory: Any, inputs: Array, targets: Array, valid: Array,
+    reset: Array, key: Array | None,
+) -> tuple[Array, Array, Mapping[str, Array], Any]:  # fmt: skip
     model: Decoder = nnx.merge(graph, state)
     memory = model.reset_memory(memory, reset)
     scored = model.score(inputs, targets, valid=valid, memory=memory, key=key)
-    return scored.nats, scored.right, scored.memory
+    return scored.nats, scored.right, {name: scored.metrics[name] for name in names}, scored.memory
 
 
 def _checked(batches: Iterable[Batch], model: Decoder) -> Iterator[Batch]:
@@ -143,9 +162,28 @@ def _replicated(state: Any) -> jax.sharding.Sharding:
     return sharding
 
 
-def _slots(model: Decoder, memory: Any) -> int | None:
-    """How many slots of memory stand before a segment."""
+def _remembered(model: Decoder, length: int | None) -> str | None:
+    """What the model remembers, and what it did in training if that was something else."""
+    memory = model.stack.layers[0].memory
     if memory is None:
         return None
-    _, filled = jax.eval_shape(jax.vmap(model.stack.layers[0].memory.read), memory[0])
-    return int(filled.shape[-1])
+    now, before = memory.describe(False, length), memory.describe(True)
+    return f"{now} carried" + f" (trained with {before})" * (now != before)
+
+
+def _past(model: Decoder, memory: Any) -> Remembered | None:
+    """The shapes of what stands before a segment."""
+    if memory is None:
+        return None
+    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), memory[0])
+    past: Remembered = jax.eval_shape(model.stack.layers[0].memory.read, first)
+    return past
+
+
+def _short(model: Decoder, past: Remembered | None) -> str:
+    """What the report says of a memory that holds less than attention would read."""
+    reach = [layer.attention.pattern.reach for layer in model.fitted().stack.layers]
+    known = [each for each in reach if each is not None]
+    if past is None or not known or max(known) <= past.span:
+        return ""
+    return f", though attention reaches {max(known)} tokens back"

@@ -36,8 +36,8 @@ class Protocol(abc.ABC):
         """The protocol with all its numbers, in one line of a fixed form."""
 
     @abc.abstractmethod
-    def context(self, memory: int | None) -> str:
-        """What a token is scored from, for a model with `memory` slots (None: without memory)."""
+    def context(self, memory: str | None) -> str:
+        """What a token is scored from, for a model that carries this memory (None: without memory)."""
 
     @abc.abstractmethod
     def bounds(self, size: int) -> np.ndarray:
@@ -51,7 +51,10 @@ class Protocol(abc.ABC):
                 f"{type(self).__name__}.segment is {self.segment}, but the model has {positions} positions: "
                 f"set it to at most {positions}"
             )
-        if self.memory_length is not None and model.stack.layers[0].memory is None:
+        memory = model.stack.layers[0].memory
+        if memory is not None:
+            memory.check(self.segment)
+        elif self.memory_length is not None:
             raise UserError(
                 f"{type(self).__name__}.memory_length is {self.memory_length}, but the model has no memory: "
                 "leave it out or choose a model with Decoder.memory"
@@ -107,7 +110,7 @@ class Block(Protocol):
     def describe(self) -> str:
         return f"block, segment {self.segment}, batch size {self.batch_size}"
 
-    def context(self, memory: int | None) -> str:
+    def context(self, memory: str | None) -> str:
         begin = "" if memory is None else "; memory starts empty in each"
         return f"windows of {self.segment} tokens, each read from the token before it on{begin}"
 
@@ -153,8 +156,8 @@ class Carried(Protocol):
         sizes = f"streams {self.streams}, segment {self.segment}, memory length {memory}, batch size {self.batch_size}"
         return f"carried, {sizes}"
 
-    def context(self, memory: int | None) -> str:
-        rest = "nothing carried (the model has no memory)" if memory is None else f"{memory} tokens of memory carried"
+    def context(self, memory: str | None) -> str:
+        rest = "nothing carried (the model has no memory)" if memory is None else memory
         return f"segments of {self.segment} tokens, each read from the token before it on; {rest}"
 
     def bounds(self, size: int) -> np.ndarray:

@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
+
+_SELECTION = "by selection: which keys a token reads depends on later tokens too; strict variants are marked *_strict"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,8 @@ class Report:
         partial: whether only the first tokens of the split were scored.
         seconds: wall-clock time, compilation included.
         step: training step of the model, or None where it is not known.
+        causality: "strict"; or "selection" where later tokens can change which keys an earlier one reads, though never
+            their values, so that the score is not that of a predictor which sees the past alone.
         weights: which parameters were scored: "last", or "ema" for their moving average.
 
     Raises:
@@ -48,6 +52,7 @@ class Report:
     seconds: float
     step: int | None = None
     weights: str = "last"
+    causality: Literal["strict", "selection"] = "strict"
 
     def __post_init__(self) -> None:
         if self.tokens_scored < 1 or self.bytes < 1:
@@ -112,6 +117,7 @@ class Report:
             ("tokens scored", f"{self.tokens_scored:,} of {self.tokens_expected:,}{part}"),
             ("bytes", f"{self.bytes:,}"),
             ("weights", self.weights),
+            *([("causality", _SELECTION)] if self.causality == "selection" else []),
             ("protocol", self.protocol),
             ("context", self.context),
             ("tokenisation", self.tokenisation),

@@ -260,11 +260,11 @@ def _layer(program: _Program, r: int, scored: int) -> LayerCost:
 
     def remembered(state: Any) -> Array:
         layer, memory = first(state)
-        return jnp.zeros((1, 0)) if layer.memory is None else layer.memory.read(memory)[1]
+        return jnp.zeros((1, 0)) if layer.memory is None else layer.memory.read(memory).filled
 
     model = program.model(*program.state)
     attention, length = model.stack.layers[r].attention, program.length
-    pattern, slots = attention.pattern, jax.eval_shape(remembered, program.state).shape[1]
+    pattern, slots = model.stack.pattern(r), jax.eval_shape(remembered, program.state).shape[1]
 
     def entries(part: Pattern, own: Any) -> int:
         known: Any = part.entries(length, length + slots, Visibility(), own)[1]
@@ -295,6 +295,12 @@ class _OwnValue(nnx.Module):
 
     def __init__(self, promise: Promise) -> None:
         self.promise = promise
+
+    def check_length(self, length: int) -> None:
+        """Fits any."""
+
+    def select(self, q: Array, k: Array, **_: Any) -> None:
+        """Nothing."""
 
     def __call__(self, q: Array, k: Array, v: Array, **_: Any) -> Attended:
         return Attended(v[:, v.shape[1] - q.shape[1] :])

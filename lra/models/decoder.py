@@ -212,6 +212,16 @@ class Decoder(nnx.Module):
         """The patterns' hook after an optimizer update."""
         self.stack.project()
 
+    def fitted(self) -> Decoder:
+        """The same arrays with static sizes as small as their values allow, such as windows of learned spans.
+
+        Sizes that nobody fitted are the largest, which are right for all values; these are so for these values alone.
+        On the host: where a pattern has such sizes, it waits for the values.
+        """
+        model: Decoder = nnx.merge(*nnx.split(self))
+        model.stack.fit()
+        return model
+
     def _hidden(self, tokens: Array, valid: Array | None, memory: Any, key: Array | None, train: bool) -> StackOutput:
         x = jnp.take(self.embedding.embedding[...], tokens, axis=0)  # in the dtype of the parameters as they are
         if self.position is not None:

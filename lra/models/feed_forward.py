@@ -63,7 +63,9 @@ class FeedForward(nnx.Module):
         if not 0 <= dropout < 1:
             raise ValueError(f"FeedForward.dropout needs to be at least 0 and below 1, got {dropout}")
         if chunk is not None and chunk < 1:
-            raise ValueError(f"FeedForward.chunk needs to be at least 1, or None for all positions at once, got {chunk}")
+            raise ValueError(
+                f"FeedForward.chunk needs to be at least 1, or None for all positions at once, got {chunk}"
+            )
         self.activation, self.dropout, self.hidden, self.chunk = activation, dropout, hidden, chunk
         inner = 2 * hidden if activation == "geglu" else hidden
 

@@ -13,7 +13,8 @@ from flax import nnx
 
 from lra.attention.core import Terms
 from lra.attention.layer import SELECTION, Attention, dropout
-from lra.attention.memory import Memory
+from lra.attention.memory import Attending, Memory
+from lra.attention.pattern import Buffer, Pattern
 from lra.attention.visibility import Array, Visibility
 from lra.models.feed_forward import FeedForward
 from lra.models.traced import kept
@@ -73,6 +74,8 @@ class Layer(nnx.Module):
     ) -> None:
         self.pre, self.dropout = norm == "pre", dropout
         self.attention, self.feed_forward, self.memory = attention, feed_forward, memory
+        if memory is not None:
+            attention.check(memory)
         self.attention_norm, self.feed_forward_norm = (nnx.LayerNorm(width, rngs=rngs) for _ in range(2))
 
     def attend(
@@ -89,25 +92,32 @@ class Layer(nnx.Module):
 
         x is what attention reads, and what memory remembers.
         """
-        length, inputs = x.shape[1], x
+        length, inputs, span = x.shape[1], x, x.shape[1]
+        parts: tuple[tuple[str, int], ...] = ()
+        losses: Mapping[str, Array] = {}
         metrics: Mapping[str, Array] = {}
         if self.memory is not None:
-            remembered, filled = self.memory.read(state)
+            past = self.memory.read(state)
+            if self.attention.reach is not None and not self.memory.weights:
+                past = past.newest(self.attention.reach)
+            parts, span = past.parts, past.span + length
             # Zeros for empty slots: the gradient of a projection would be NaN times 0 where they hold NaN.
-            past = jnp.where(filled[..., None], jax.lax.stop_gradient(remembered), jnp.zeros((), remembered.dtype))
-            inputs = jnp.concatenate([past.astype(x.dtype), x], axis=1)
-            valid = None if visibility is None else visibility.q_valid
-            state, metrics = self.memory.update(state, x, valid)
-            visibility = (visibility or Visibility()).after(filled, length)
+            filled = jnp.where(past.filled[..., None], past.inputs, jnp.zeros((), past.inputs.dtype))
+            inputs = jnp.concatenate([filled.astype(x.dtype), x], axis=1)
+            visibility = (visibility or Visibility()).after(past.filled, length, past.positions)
+        about = {"visibility": visibility, "terms": terms, "span": span, "key": _key(key, _ATTENTION)}
         with jax.named_scope("attention"):
-            attended = self.attention(
-                self.attention_norm(inputs) if self.pre else inputs,
-                length, visibility=visibility, terms=terms, key=_key(key, _ATTENTION), train=train,
-                selection=selection,
-            )  # fmt: skip
+            inputs = self.attention_norm(inputs) if self.pre else inputs
+            attended = self.attention(inputs, length, **about, train=train, parts=parts, selection=selection)
+        if self.memory is not None:
+            with jax.named_scope("memory"):
+                told = self._attending(inputs, length, **about, selection=attended.selection)
+                valid = None if visibility is None else visibility.q_valid
+                state, losses, metrics = self.memory.update(state, x, valid, told, train)
         # The residual stream keeps the parameters' dtype, whatever the projections compute in.
         added = dropout(attended.out.astype(x.dtype), self._rate(train), _key(key, _AFTER_ATTENTION))
-        effects = (state, attended.losses, {**metrics, **attended.metrics}, attended.updates)
+        losses, metrics = {**losses, **attended.losses}, {**metrics, **attended.metrics}
+        effects = (state, losses, metrics, attended.updates)
         return added, effects, attended.selection
 
     def feed(self, x: Array, key: Array | None, train: bool) -> Array:
@@ -130,6 +140,19 @@ class Layer(nnx.Module):
 
     def _rate(self, train: bool) -> float:
         return self.dropout if train else 0.0
+
+    def _attending(self, inputs: Array, length: int, **about: Any) -> Attending:
+        """What the memory may ask of this segment's attention; no gradient flows into the layer."""
+
+        def frozen(module: Any) -> Any:
+            graph, state = nnx.split(module)
+            return nnx.merge(graph, jax.lax.stop_gradient(state))
+
+        attention, norm = frozen(self.attention), frozen(self.attention_norm) if self.pre else lambda x: x
+        return Attending(
+            project=lambda x: attention.project(norm(x)),
+            received=lambda: attention.received(inputs, length, **about),
+        )
 
 
 def _key(key: Array | None, purpose: int) -> Array | None:
@@ -200,6 +223,24 @@ class Layers(nnx.Module):
             run: `run(state, inputs)` is the layer; inputs are [1, T, C] and a random key.
         """
 
+    def pattern(self, i: int) -> Pattern:
+        """Layer i's pattern with its own buffers; they hold random numbers where the model is shapes alone."""
+        graph, buffers, rest = nnx.split(self.layers[i % len(self.layers)].attention.pattern, Buffer, ...)
+
+        def own(x: Array) -> Array:
+            if isinstance(x, jax.ShapeDtypeStruct):
+                return jax.random.uniform(jax.random.key(i), x.shape[1:], x.dtype)
+            return x[i // len(self.layers)]
+
+        pattern: Pattern = nnx.merge(graph, jax.tree.map(own, buffers), rest)
+        return pattern
+
+    @property
+    def causality(self) -> Literal["strict", "selection"]:
+        """The weakest promise of its layers: whether later tokens can change what an earlier one reads."""
+        kept = [layer.attention.pattern.promise.causal == "strict" for layer in self.layers]
+        return "strict" if all(kept) else "selection"
+
     def initial_memory(self, batch: int, train: bool, length: int | None = None) -> tuple[Any, ...] | None:
         """The memory's states for B rows, or None without memory; `length` replaces the tokens remembered."""
         if self.layers[0].memory is None:
@@ -229,6 +270,10 @@ class Layers(nnx.Module):
         """The patterns' hook after an optimizer update."""
         for layer in self.layers:
             layer.attention.pattern.project()
+
+    def fit(self) -> bool:
+        """The patterns' hook before a program is made of their values."""
+        return any([layer.attention.pattern.fit() for layer in self.layers])
 
     def _split(self) -> tuple[list[Any], tuple[Any, ...]]:
         """The graph definitions and the states of the p stacks."""

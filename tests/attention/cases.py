@@ -80,8 +80,8 @@ def make(name, example, causal, **site):
         return PATTERNS[name](
             **arguments, site=Site(num_heads=HEADS, head_dim=WIDTH, causal=causal, **site), rngs=nnx.Rngs(0)
         )
-    except ValueError:
-        if causal:
+    except ValueError as error:
+        if causal or "no bidirectional form" in str(error):
             return None
         raise
 

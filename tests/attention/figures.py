@@ -92,6 +92,11 @@ FIGURES = {
     ("memory_compressed", 0, "bidirectional"): same(lambda p, n: {*range(n // 3 * 3)}),
     ("memory_compressed", 1, "causal"): same(summaries_of_two),
     ("memory_compressed", 1, "bidirectional"): same(lambda p, n: {12: {*range(11)}, 17: {*range(17)}}[n]),
+    # Spans of 1.17, 0 and 7.47 tokens and a ramp of 4 reach 6, 4 and 9 keys (at most 9), the own one excluded.
+    ("adaptive_span", 0, "causal"): [lambda p, n, r=r: {p - 1 - d for d in range(r)} for r in (6, 4, 9)],
+    ("adaptive_span", 0, "bidirectional"): [
+        lambda p, n, r=r: {p - 1 - d for d in range(r)} | {p + 1 + d for d in range(r)} for r in (6, 4, 9)
+    ],
     ("heads", 0, "causal"): [window_3, steps_of_5, steps_of_5],
     ("heads", 0, "bidirectional"): [window_3, steps_of_5, steps_of_5],
     ("heads", 1, "causal"): [before, before, window_3],

@@ -30,11 +30,11 @@ def rotate(x, position, frequencies, sign=1.0):
 
 
 def combined(q, k, v, sets, combination, scale, term, d_out, q_pos, k_pos):
-    """`attend` by several sets of keys, booleans [B,H,T,S] each: one softmax over their union, one in which a key
-    counts once for each set that holds it ("rounds"), or the mean of one for each set that is not empty."""
+    """`attend` by several sets of keys, booleans or soft weights [B,H,T,S] each: one softmax over their union, one in
+    which a key counts once for each set that holds it ("rounds"), or the mean of one for each set that is not empty."""
     arrays = q, k, v
     if combination == "union":
-        return attend(*arrays, np.any(sets, axis=0), scale, term, d_out, q_pos, k_pos)
+        return attend(*arrays, np.max(sets, axis=0), scale, term, d_out, q_pos, k_pos)
     if combination == "rounds":
         return attend(*arrays, np.sum(sets, axis=0), scale, term, d_out, q_pos, k_pos)
     count = np.sum([each.any(-1) for each in sets], axis=0).swapaxes(1, 2)[..., None]  # [B, T, H, 1]
@@ -47,8 +47,8 @@ def combined(q, k, v, sets, combination, scale, term, d_out, q_pos, k_pos):
 def attend(q, k, v, allowed, scale, term, d_out, q_pos, k_pos):
     """Output and the gradients of sum(out * d_out) by q, k, v and the term's arrays.
 
-    q [B,T,H,D], k [B,S,H,D], v [B,S,H,E], positions [B or 1,T] and [B or 1,S]; allowed [B,H,T,S], booleans or how many
-    times a key counts. Entries that nobody may read count as 0.
+    q [B,T,H,D], k [B,S,H,D], v [B,S,H,E], positions [B or 1,T] and [B or 1,S]; allowed [B,H,T,S], booleans or how much
+    a key counts. Entries that nobody may read count as 0.
     """
     times, allowed = allowed.astype(np.float64), allowed > 0
     q = np.where(allowed.any((1, 3))[:, :, None, None], q.astype(np.float64), 0)

@@ -69,12 +69,15 @@ def expected(pattern, a, selection):
         sets = dense.sets(part, *sizes, visibility, own)
         sets = [np.broadcast_to(each, (cases.BATCH, *each.shape[1:])) for each in sets]
         places = [np.asarray(side.position) for side in part.entries(*sizes, visibility, own)]
+        weights = [term.score(None, *(jnp.asarray(x)[:, None, None] for x in places), 1.0) for term in part.own_terms]
+        sets = [each * np.exp(sum(np.asarray(x)[:, 0] for x in weights)) for each in sets] if weights else sets
 
         def prepare(q, k, v, part=part):
             q, k = part.prepare(q, k)
             return (q, *part.summarise(k, v, visibility))
 
-        heads = [jnp.asarray(x[:, :, first:last], wide) for x in (a.q, a.k, a.v)]
+        # NaN in what nobody may read would be NaN in the gradient of `prepare`, which gets 0 for it.
+        heads = [jnp.nan_to_num(jnp.asarray(x[:, :, first:last], wide)) for x in (a.q, a.k, a.v)]
         prepared, back = jax.vjp(prepare, *heads)
         scale = part.scale or cases.WIDTH**-0.5
         out, found = oracle.combined(
@@ -156,6 +159,8 @@ def test_segments_after_memory_equal_one_pass(name, example, rng):
     pattern, a = plain(name, example, rng, length=24, causal=True)
     if not pattern.promise.memory:
         pytest.skip("promises no memory")
+    if pattern.promise.causal == "selection":
+        pytest.skip("what is chosen in a part of a row is not what is chosen in the whole row")
     attend = jax.jit(functools.partial(run, pattern))
     parts = []
     for start in (0, 8, 16):
@@ -187,6 +192,8 @@ def test_rows_that_read_nothing_are_zero_and_pass_no_gradient(name, example, sid
 def test_nan_in_entries_that_nobody_may_read(name, example, rng):
     pattern, a = plain(name, example, rng, length=3, extra=60)
     selection = pattern.select(a.q, a.k)
+    if selection is not None:
+        pytest.skip("looks at all valid keys to choose among them")
     read = dense.reads(pattern, 3, 63, selection=selection).any((0, 1, 2))
     poisoned = [np.where(read[None, :, None, None], x, np.nan).astype(np.float32) for x in (a.k, a.v)]
     attend = functools.partial(run, pattern, a.q, selection=selection)
@@ -269,10 +276,11 @@ def test_dropout_same_key_same_result_and_right_mean(name, example, rng):
     pattern = cases.make(name, example, causal, dropout=0.4)
     _, a = plain(name, example, rng, length=19)
     keys = jax.random.split(jax.random.key(3), 400)
-    draw = functools.partial(run, pattern, a.q, a.k, a.v, train=True)
+    selection = pattern.select(a.q, a.k, train=True)
+    draw = functools.partial(run, pattern, a.q, a.k, a.v, train=True, selection=selection)
     np.testing.assert_array_equal(draw(key=keys[0]), draw(key=keys[0]))
     assert np.abs(draw(key=keys[0]) - draw(key=keys[1])).max() > 0.1
-    kept = run(pattern, a.q, a.k, a.v, key=keys[0], train=False)
+    kept = run(pattern, a.q, a.k, a.v, key=keys[0], train=False, selection=selection)
     sample = jax.vmap(lambda key: draw(key=key))(keys)
     spread = np.asarray(sample.std(0)) / np.sqrt(len(keys))
     assert np.mean(np.abs(sample.mean(0) - kept) <= 4 * spread + 1e-6) > 0.99

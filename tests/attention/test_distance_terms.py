@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lra.attention import PATTERNS, Full, Heads, LearnedDistance, ShawRelative, SlidingWindow, Visibility, XLRelative
-from lra.attention import dense
-from lra.attention.terms import Range
+from lra.attention import (
+    LearnedDistance,
+    ShawRelative,
+    Visibility,
+    XLRelative,
+    dense,
+)
 from tests.attention import cases, oracle
 
 HEADS, WIDTH, LENGTH, EXTRA = cases.HEADS, cases.WIDTH, 23, 5

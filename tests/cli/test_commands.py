@@ -161,6 +161,25 @@ def test_a_score_of_a_part_is_labelled(trained, lra):
     assert report["reference_bits_per_byte"] == compressed(text[begin : begin + 20])
 
 
+def test_where_attention_goes_stands_beside_the_score(trained, lra):
+    flags = ["--partial", "50", "--by", "distance"]
+    result = lra("eval", "tiny.gin", *flags, "--png", "by.png", "--json")
+    report = json.loads(result.out)
+    by = report["by"]["distance"]
+    assert (by["queries"], by["bins"]["count"], [layer["layer"] for layer in by["layers"]]) == (50, 16, [0, 1])
+    weight = np.asarray([layer["weight"] for layer in by["layers"]])
+    assert weight.shape == (2, 2, 16)
+    np.testing.assert_allclose(weight.sum(-1), 1, atol=1e-5)
+    assert (weight[..., 5:] == 0).all()  # the window
+    assert "drawing written to by.png" in result.err
+    caption = "runs/tiny at step 4 (last weights); text_file test, 50 of "
+    assert caption.encode() in Path("by.png").read_bytes()
+    text = lra("eval", "tiny.gin", *flags).out
+    assert f"{report['bits_per_byte']:.4f}" in text
+    (row,) = (line for line in text.splitlines() if line.startswith("│     1 │"))
+    assert f" {by['layers'][1]['largest_effective_distance']:.1f} │" in row
+
+
 def test_the_run_counts_and_not_the_shipped_configuration_of_its_name(trained, lra):
     trained.rename("text_file")
     assert json.loads(lra("eval", "--workdir", "text_file", "--json").out)["step"] == 4

@@ -75,7 +75,16 @@ def test_the_table_shows_the_protocol_and_the_counts(partial: bool) -> None:
     with console.capture() as capture:
         console.print(report(tokens_expected=4_000 if partial else 40, partial=partial).table())
     text = capture.get()
-    for shown in ("1.2022", "2.5000", "12.1825", "25.00%", "block, segment 7", "windows of 7", "bytes (256 ids)", "digest 0123"):
+    for shown in (
+        "1.2022",
+        "2.5000",
+        "12.1825",
+        "25.00%",
+        "block, segment 7",
+        "windows of 7",
+        "bytes (256 ids)",
+        "digest 0123",
+    ):
         assert shown in text
     assert ("40 of 4,000 (partial)" if partial else "40 of 40") in text
     assert ("partial" in text) == partial

@@ -79,7 +79,8 @@ def test_gradients_equal_those_of_ordinary_differentiation(case, rng):
     graph, parameters, buffers = nnx.split(model, nnx.Param, ...)
     memory = model.initial_memory(BATCH, True)
     memory = jax.tree.map(
-        lambda a: rng.random(a.shape) < 0.7 if a.dtype == bool else jnp.asarray(rng.normal(size=a.shape), a.dtype), memory
+        lambda a: rng.random(a.shape) < 0.7 if a.dtype == bool else jnp.asarray(rng.normal(size=a.shape), a.dtype),
+        memory,
     )
     x = jnp.asarray(rng.normal(size=(BATCH, LENGTH, WIDTH)), jnp.float32)
     weights = jnp.asarray(rng.normal(size=(BATCH, LENGTH, 2 * WIDTH)), jnp.float32)
