@@ -72,7 +72,8 @@ class _Given:
 
     Attributes:
         states: values, by stack and with leading axis L/p; or of one layer. memory: likewise.
-        terms: of all layers. visibility: of all layers. key: of this step.
+        terms: of all layers. visibility: of all layers. key: of this step, or of one layer.
+        number: of the one layer.
     """
 
     states: Any
@@ -80,11 +81,12 @@ class _Given:
     terms: Any
     visibility: Any
     key: Array | None
+    number: Array | int | None = None
 
     def layer(self, states: Any, memory: Any, i: Array | int) -> _Given:
         """What layer i is given."""
         key = None if self.key is None else jax.random.fold_in(self.key, i)
-        return _Given(states, memory, self.terms, self.visibility, key)
+        return _Given(states, memory, self.terms, self.visibility, key, i)
 
 
 class _Coupling:
@@ -97,7 +99,8 @@ class _Coupling:
     def attend(self, r: int, x: Array, given: _Given, selection: Any = None) -> tuple[Array, Effects, Any]:
         """What the attention of a layer of stack r adds to the first stream, its effects, and its selection."""
         layer = nnx.merge(self.graphs[r], given.states)
-        return layer.attend(x, given.memory, given.visibility, given.terms, given.key, self.train, selection)
+        terms = tuple(term.layer(given.number) for term in given.terms)
+        return layer.attend(x, given.memory, given.visibility, terms, given.key, self.train, selection)
 
     def feed(self, r: int, x: Array, given: _Given) -> Array:
         """What its feed-forward layer adds to the second one."""
