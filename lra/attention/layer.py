@@ -12,6 +12,7 @@ from flax import nnx
 from lra.attention.core import Terms
 from lra.attention.initialisers import initialiser
 from lra.attention.pattern import Attended, Inputs, Pattern, Projection, Site, require
+from lra.attention.probe import observed
 from lra.attention.visibility import Array, Visibility
 
 
@@ -93,9 +94,12 @@ class Attention(nnx.Module):
             require(self.pattern.promise, type(self.pattern).__name__, padding=padded, packing=packed)
         own = inputs[:, inputs.shape[1] - length :]
         q, k, v = self._heads(self.query(own)), self._heads(self.key(inputs)), self._heads(self.value(inputs))
-        attended = self.pattern(
-            q, k, v, inputs=Inputs(own, inputs, self._project), visibility=visibility, terms=terms, key=key, train=train
-        )
+
+        def attend(terms: Terms) -> Attended:
+            made_of = Inputs(own, inputs, self._project)
+            return self.pattern(q, k, v, inputs=made_of, visibility=visibility, terms=terms, key=key, train=train)
+
+        attended = observed(attend, terms)
         joined = attended.out.reshape(*attended.out.shape[:2], -1)
         return dataclasses.replace(attended, out=self.output(joined))
 

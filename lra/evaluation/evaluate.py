@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from lra.attention.core import Terms
 from lra.attention.visibility import Array
 from lra.data import Batch, Corpus
 from lra.errors import UserError
@@ -65,12 +66,11 @@ def evaluate(
     memory = model.initial_memory(protocol.batch_size, train=False, length=protocol.memory_length)
     slots = _slots(model, memory)
     context = f"{protocol.context(slots)}; id {vocabulary.start} stands before the first token"
-    names: tuple[str, ...] = ()
     if breakdown is not None:
-        model, names = breakdown.watch(model, protocol.segment + (slots or 0)), breakdown.metrics
+        breakdown.check(model, protocol.segment + (slots or 0))
     total, scored = 0.0, 0
     batches = _checked(protocol.batches(tokens, vocabulary.start), model)
-    for batch, nats, metrics in _scores(model, memory, batches, key, names):
+    for batch, nats, metrics in _scores(model, memory, batches, key, breakdown):
         known = nats[batch.weights > 0]  # without padding
         total += float(known.sum(dtype=np.float64))
         scored += known.size
@@ -99,15 +99,19 @@ def evaluate(
 
 
 def _scores(
-    model: Decoder, memory: Any, batches: Iterable[Batch], key: Array | None, names: tuple[str, ...]
+    model: Decoder, memory: Any, batches: Iterable[Batch], key: Array | None, breakdown: Breakdown | None
 ) -> Iterator[tuple[Batch, np.ndarray, Mapping[str, Array]]]:
-    """Each batch with the nats of its targets [B, T] and the metrics of these names; the device is one batch ahead."""
+    """Each batch with the nats of its targets [B, T] and the metrics asked for; the device is one batch ahead."""
     graph, state = nnx.split(model)
+    names = () if breakdown is None else breakdown.metrics
     memory = jax.device_put(memory, _replicated(state))
     pending: tuple[Batch, Array, Mapping[str, Array]] | None = None
     for batch in batches:
         valid = batch.weights > 0
-        nats, metrics, memory = _step(graph, names, state, memory, batch.inputs, batch.targets, valid, batch.reset, key)
+        probes = () if breakdown is None else breakdown.probes(batch)
+        nats, metrics, memory = _step(
+            graph, names, state, memory, batch.inputs, batch.targets, valid, batch.reset, key, probes
+        )
         if pending is not None:
             yield pending[0], np.asarray(pending[1]), pending[2]
         pending = batch, nats, metrics
@@ -118,11 +122,11 @@ def _scores(
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _step(
     graph: Any, names: tuple[str, ...], state: Any, memory: Any, inputs: Array, targets: Array, valid: Array,
-    reset: Array, key: Array | None,
+    reset: Array, key: Array | None, probes: Terms,
 ) -> tuple[Array, Mapping[str, Array], Any]:  # fmt: skip
     model: Decoder = nnx.merge(graph, state)
     memory = model.reset_memory(memory, reset)
-    scored = model.score(inputs, targets, valid=valid, memory=memory, key=key)
+    scored = model.score(inputs, targets, valid=valid, memory=memory, key=key, probes=probes)
     return scored.nats, {name: scored.metrics[name] for name in names}, scored.memory
 
 

@@ -178,6 +178,7 @@ class Decoder(nnx.Module):
         memory: Any = None,
         key: Array | None = None,
         train: bool = False,
+        probes: Terms = (),
     ) -> Scored:
         """Scores the targets [B, T], which follow the tokens [B, T].
 
@@ -188,8 +189,9 @@ class Decoder(nnx.Module):
             memory: the state that `initial_memory` or the last segment gave.
             key: random key of this step, for dropout.
             train: whether dropout and updates of buffers are on.
+            probes: terms that change nothing and leave what they measure among the metrics.
         """
-        output = self._hidden(tokens, valid, memory, key, train)
+        output = self._hidden(tokens, valid, memory, key, train, probes)
         with jax.named_scope("head"):
             nats = self.head.nats(output.x, self.embedding.embedding[...], targets)
         return Scored(nats, output.memory, output.losses, output.metrics, output.updates)
@@ -202,7 +204,9 @@ class Decoder(nnx.Module):
         """The patterns' hook after an optimizer update."""
         self.stack.project()
 
-    def _hidden(self, tokens: Array, valid: Array | None, memory: Any, key: Array | None, train: bool) -> StackOutput:
+    def _hidden(
+        self, tokens: Array, valid: Array | None, memory: Any, key: Array | None, train: bool, probes: Terms = ()
+    ) -> StackOutput:
         x = jnp.take(self.embedding.embedding[...], tokens, axis=0)  # in the dtype of the parameters as they are
         if self.position is not None:
             limit = self.position.max_length
@@ -211,6 +215,6 @@ class Decoder(nnx.Module):
                 raise ValueError(f"the model has {limit} positions, got {tokens.shape[1]} tokens: raise {bound}")
             x = x + self.position(jnp.arange(tokens.shape[1])[None])
         x = dropout(x, self.dropout if train else 0.0, None if key is None else jax.random.fold_in(key, _EMBEDDING))
-        terms: Terms = tuple(term() for term in self.terms)
+        terms: Terms = (*(term() for term in self.terms), *probes)
         visibility = Visibility.tokens(valid=valid, token=tokens)
         return self.stack(x, memory=memory, visibility=visibility, terms=terms, key=key, train=train)
