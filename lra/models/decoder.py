@@ -194,6 +194,7 @@ class Decoder(nnx.Module):
         memory: Any = None,
         key: Array | None = None,
         train: bool = False,
+        probes: Terms = (),
     ) -> Scored:
         """Scores the targets [B, T], which follow the tokens [B, T].
 
@@ -204,8 +205,9 @@ class Decoder(nnx.Module):
             memory: the state that `initial_memory` or the last segment gave.
             key: random key of this step, for dropout.
             train: whether dropout and updates of buffers are on.
+            probes: terms that change nothing and leave what they measure among the metrics.
         """
-        output = self._hidden(tokens, valid, memory, key, train)
+        output = self._hidden(tokens, valid, memory, key, train, probes)
         with jax.named_scope("head"):
             nats, right = self.head.score(output.x, self.embedding.embedding[...], targets)
         return Scored(nats, right, output.memory, output.losses, output.metrics, output.updates)
@@ -228,7 +230,9 @@ class Decoder(nnx.Module):
         model.stack.fit()
         return model
 
-    def _hidden(self, tokens: Array, valid: Array | None, memory: Any, key: Array | None, train: bool) -> StackOutput:
+    def _hidden(
+        self, tokens: Array, valid: Array | None, memory: Any, key: Array | None, train: bool, probes: Terms = ()
+    ) -> StackOutput:
         x = jnp.take(self.embedding.embedding[...], tokens, axis=0)  # in the dtype of the parameters as they are
         x = x * self.width**0.5 if self.embedding_scale else x
         if self.position is not None:
@@ -238,10 +242,9 @@ class Decoder(nnx.Module):
                 raise ValueError(f"the model has {limit} positions, got {tokens.shape[1]} tokens: raise {bound}")
             x = x + self.position(jnp.arange(tokens.shape[1])[None])
         x = dropout(x, self.dropout if train else 0.0, None if key is None else jax.random.fold_in(key, _EMBEDDING))
-        keys = [
-            None if key is None or not train else jax.random.fold_in(key, _TERMS + n) for n in range(len(self.terms))
-        ]
-        terms: Terms = tuple(term(key) for term, key in zip(self.terms, keys, strict=True))
+        term_key = key if train else None
+        keys = [None if term_key is None else jax.random.fold_in(term_key, _TERMS + n) for n in range(len(self.terms))]
+        terms: Terms = (*(term(key) for term, key in zip(self.terms, keys, strict=True)), *probes)
         visibility = Visibility.tokens(valid=valid, token=tokens)
         output = self.stack(x, memory=memory, visibility=visibility, terms=terms, key=key, train=train)
         if not (train and self.output_dropout):
