@@ -85,6 +85,8 @@ def _parser() -> _Parser:
     evaluate.add_argument("--protocol", metavar="NAME", help="of Experiment.protocols (the first one)")
     evaluate.add_argument("--weights", default="last", choices=("last", "ema"), help="ema: their moving average")
     evaluate.add_argument("--partial", type=int, metavar="TOKENS", help="score the first tokens only, and say so")
+    evaluate.add_argument("--by", metavar="NAME", help="what to show beside the score: distance, where attention goes")
+    evaluate.add_argument("--png", metavar="FILE", help="draw it (with --by; needs matplotlib: the extra `plots`)")
 
     runs = _command(commands, "runs", "list runs with their scores and status", overrides=False)
     runs.add_argument("folder", nargs="?", default="runs", metavar="DIR", help="where to look (runs)")
@@ -117,6 +119,10 @@ def _parser() -> _Parser:
     show.add_argument("--example", type=int, metavar="I", help="which of a pattern's own examples (0)")
     show.add_argument("--bidirectional", action="store_true", help="the pattern's bidirectional form")
     show.add_argument("--png", metavar="FILE", help="write the drawing (needs matplotlib: the extra `plots`)")
+
+    spans = _command(attention, "spans", "how far the heads of a run have learned to read", full_name="attention spans")
+    _run_arguments(spans)
+    spans.add_argument("--png", metavar="FILE", help="draw the spans by layer (needs matplotlib: the extra `plots`)")
 
     data = commands.add_parser("data", help="list, describe or prepare the corpora").add_subparsers(
         required=True, metavar="COMMAND"

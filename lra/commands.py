@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from lra import bench, config, data_commands, show, tables
+from lra import bench, config, data_commands, show, spans, tables
 from lra.attention import EXAMPLE_HEADS, PATTERNS, Promise, Site, draw
 from lra.errors import UserError
-from lra.evaluation import evaluate
+from lra.evaluation import BREAKDOWNS, Breakdown, evaluate
 from lra.evaluation.reference import compressed
 from lra.models import parameters
 from lra.models.cost import cost
@@ -85,7 +85,8 @@ def _steps(text: str) -> tuple[int, int]:
 
 
 def eval_command(options: argparse.Namespace) -> None:
-    """`lra eval`: one report."""
+    """`lra eval`: one report, and what stands beside it."""
+    breakdown = _breakdown(options)
     run = _find_run(options)
     experiment, _ = _build(options, run=run)
     name = options.protocol or next(iter(experiment.protocols))
@@ -98,26 +99,44 @@ def eval_command(options: argparse.Namespace) -> None:
         report = evaluate(
             model, corpus, options.split, experiment.protocols[name],
             key=jax.random.key(experiment.seed), limit=options.partial, step=step,
-            weights=options.weights,
+            weights=options.weights, breakdown=breakdown,
         )  # fmt: skip
     except FloatingPointError as error:
         raise UserError(f"{error}: choose other weights with --checkpoint or --weights") from error
     reference = {}
-    if corpus.vocabulary.complete and report.bytes <= REFERENCE_BYTES:
-        text = b"".join(corpus.text(options.split))
-        reference = compressed(text[: report.bytes] if report.partial else text)
-    values = report.as_dict() | {
-        "protocol_name": name, "reference_bits_per_byte": reference, "seed": experiment.seed, **evaluations.facts(model)
-    }  # fmt: skip
+    if corpus.vocabulary.complete and report.bytes <= REFERENCE_BYTES and corpus.scored(options.split) is None:
+        reference = compressed(b"".join(corpus.text(options.split))[: report.bytes])
+    values = report.as_dict() | {"protocol_name": name, "reference_bits_per_byte": reference, "seed": experiment.seed}
+    values["parameters"] = sum(parameters.count(experiment.abstract_state.parameters).values())
     evaluations.keep(run, values)
     if options.json:
-        _print_json(values)
-        return
-    console = Console()
-    console.print(report.table())
-    if reference:
-        by_tool = ", ".join(f"{tool} {bits:.4f}" for tool, bits in reference.items())
-        console.print(f"for reference, bits per byte of the same bytes: {by_tool}", highlight=False, soft_wrap=True)
+        _print_json(values if breakdown is None else values | {"by": {breakdown.name: breakdown.as_dict()}})
+    else:
+        console = Console()
+        console.print(report.table())
+        if reference:
+            by_tool = ", ".join(f"{tool} {bits:.4f}" for tool, bits in reference.items())
+            console.print(f"for reference, bits per byte of the same bytes: {by_tool}", highlight=False, soft_wrap=True)
+        if breakdown is not None:
+            console.print(breakdown.table())
+    if breakdown is not None and options.png:
+        at = f"{run} at step {step} ({options.weights} weights)"
+        scored = f"{corpus.name} {options.split}, {report.tokens_scored:,} of {report.tokens_expected:,} tokens"
+        breakdown.png(Path(options.png), f"{at}; {scored}; {report.protocol}")
+        print(f"drawing written to {options.png}", file=sys.stderr)
+
+
+def _breakdown(options: argparse.Namespace) -> Breakdown | None:
+    """What is to stand beside the score."""
+    if options.by is None:
+        if options.png is not None:
+            raise UserError(f"--png draws what --by shows: add --by, which knows {', '.join(BREAKDOWNS)}")
+        return None
+    if options.by not in BREAKDOWNS:
+        raise UserError(f"there is no --by {options.by!r}: there is {', '.join(BREAKDOWNS)}")
+    if options.png is not None:
+        draw.check(Path(options.png))
+    return BREAKDOWNS[options.by]()
 
 
 def generate_command(options: argparse.Namespace) -> None:
@@ -263,6 +282,21 @@ def show_command(options: argparse.Namespace) -> None:
         print(f"drawing written to {options.png}", file=sys.stderr)
 
 
+def spans_command(options: argparse.Namespace) -> None:
+    """`lra attention spans`: how far the heads of a run read."""
+    run = _find_run(options)
+    experiment, _ = _build(options, run=run)
+    model, step, _ = load_model(experiment, run, checkpoint=options.checkpoint)
+    found, title = spans.learned(model.stack, str(run)), f"{run} at step {step:,}"
+    if options.json:
+        _print_json({"step": step, "layers": [dataclasses.asdict(each) for each in found]})
+    else:
+        Console().print(spans.table(found, title))
+    if options.png:
+        spans.png(found, Path(options.png), title)
+        print(f"drawing written to {options.png}", file=sys.stderr)
+
+
 def bench_command(options: argparse.Namespace) -> None:
     """`lra bench`: time and temporary memory of patterns against a baseline."""
     for name, least in (("length", 1), ("heads", 1), ("head_dim", 1), ("batch", 1), ("repeat", 2)):
@@ -358,6 +392,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "runs": runs_command,
     "attention list": list_command,
     "attention show": show_command,
+    "attention spans": spans_command,
     "bench": bench_command,
     **data_commands.COMMANDS,
     **tables.COMMANDS,

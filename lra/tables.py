@@ -134,7 +134,9 @@ def _runs(name: str, root: Path) -> list[Row]:
         reports = [report for split in splits.values() for _, report in split]
         marks = [f"{corpus}, not {name}"] if corpus != name else []
         marks += ["partial: the first tokens of the split only"] if partial else []
-        marks += _marks(name, tokenisation.split(" (")[0], any(report["selection"] for report in reports))
+        marks += _marks(
+            name, tokenisation.split(" (")[0], any(report["causality"] == "selection" for report in reports)
+        )
         marks += ["moving average of the parameters"] if weights == "ema" else []
         runs = list(dict.fromkeys(str(run) for split in splits.values() for run, _ in split))
         valid, test = (

@@ -58,7 +58,8 @@ def leave(tmp_path: Path) -> Callable[..., None]:
         known = {
             "corpus": "enwik8", "split": "test", "tokenisation": "bytes (256 ids)", "protocol": "block, segment 7",
             "protocol_name": "block", "bits_per_byte": 1.5, "perplexity": 9.0, "perplexity_per_word": None,
-            "partial": False, "weights": "last", "step": 1_000, "parameters": 12_345, "seed": seed, "selection": False,
+            "partial": False, "weights": "last", "step": 1_000, "parameters": 12_345, "seed": seed,
+            "causality": "strict",
         }  # fmt: skip
         evaluations.keep(folder, known | values)
 
@@ -102,7 +103,7 @@ def test_what_is_not_comparable_is_marked(leave: Callable[..., None], tmp_path: 
             ("head", {"corpus": "enwik8_head"}, "enwik8_head, not enwik8"),
             ("part", {"partial": True}, "partial: the first tokens of the split only"),
             ("txl", {"tokenisation": "txl (204 ids)"}, "other tokenisation than bytes"),
-            ("lsh", {"selection": True}, "selection reads the future"),
+            ("lsh", {"causality": "selection"}, "selection reads the future"),
             ("ema", {"weights": "ema"}, "moving average of the parameters"),
         )
     ):

@@ -120,8 +120,12 @@ class BlockLocal(FunctionPattern):
     def rule(self) -> Rule:
         return BlockRule(self.block, self.look_back, self.causal)
 
-    def labels(self, queries: int, keys: int, visibility: Visibility, key: Array | None = None) -> Labels:
+    def labels(self, queries: int, keys: int, visibility: Visibility, selection: Any = None) -> Labels:
         return visibility.place_labels(queries, keys)
+
+    @property
+    def reach(self) -> int:
+        return (self.look_back + 1) * self.block - 1
 
     @classmethod
     def examples(cls) -> tuple[dict[str, Any], ...]:

@@ -203,7 +203,7 @@ class Blockwise(FunctionPattern):
     def rule(self) -> Rule:
         return BlockwiseRule(self.blocks, self.shifts)
 
-    def labels(self, queries: int, keys: int, visibility: Visibility, key: Array | None = None) -> Labels:
+    def labels(self, queries: int, keys: int, visibility: Visibility, selection: Any = None) -> Labels:
         _, span = _rows(visibility, keys, self.blocks)
         q_place, k_place = visibility.places(queries, keys)
         return {"block": q_place // span}, {"block": k_place // span}

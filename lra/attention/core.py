@@ -110,27 +110,41 @@ def attend(
     """
     if dropout and key is None:
         raise ValueError(f"dropout={dropout} needs a random key: pass key=jax.random.key(seed)")
-    narrow = jnp.finfo(grid.q.dtype).bits < 32  # a float32 product at the default precision holds more than such inputs
+    narrow = jnp.finfo(grid.v.dtype).bits < 32  # a float32 product at the default precision holds more than such inputs
     spec = _Spec(rule, grid.layout, scale, dropout, "default" if narrow else precision)
     with jax.named_scope(SCOPE):
         out, logsumexp = _online(spec, grid.q, grid.k, grid.v, terms, grid.queries, grid.keys, key if dropout else None)
     return Partial(grid.restore(out), grid.restore(logsumexp))
 
 
-def _scores(spec: _Spec, q: Array, k: Array, terms: Terms, queries: Side, keys: Side) -> Array:
+def _scores(spec: _Spec, q: Array, k: Array, terms: Terms, queries: Side, keys: Side, gap: Array | None) -> Array:
     """Masked logits [B, R, H, q, k] of one pair of blocks."""
     s = jnp.einsum("brhqd,brhkd->brhqk", q, k, precision=spec.precision) * spec.scale
-    where = _positions(spec, queries), _positions(spec, keys)
-    for term in terms:
-        extra = term.score(q, *where, spec.scale)
-        s = s if extra is None else s + extra.astype(s.dtype)
+    where = _positions(spec, queries, keys, gap)
+    with jax.default_matmul_precision(spec.precision):
+        for term in terms:
+            extra = term.score(q, *where, spec.scale)
+            s = s if extra is None else s + extra.astype(s.dtype)
     return jnp.where(_allowed(spec, queries, keys, q.shape[-3]), s, empty(s.dtype))
 
 
-def _positions(spec: _Spec, side: Side) -> Positions:
-    if spec.layout.consecutive:
-        return Range(side.position[0, 0, 0, 0], side.position.shape[-1], spec.layout.step)
-    return side.position
+def _positions(spec: _Spec, queries: Side, keys: Side, gap: Array | None) -> tuple[Positions, Positions]:
+    """Positions of one pair of blocks; ranges where they are consecutive, the first query standing `gap` after a key."""
+    if gap is None:
+        return queries.position, keys.position
+    sizes, step = (queries.position.shape[-1], keys.position.shape[-1]), spec.layout.step
+    return Range(gap, sizes[0], step), Range(jnp.zeros_like(gap), sizes[1], step)
+
+
+def _gaps(spec: _Spec, queries: Side, keys: Side) -> tuple[Array | None, int | None]:
+    """From the first key to the first query of each pair, of blocks on a diagonal; and its axis for `jax.vmap`.
+
+    Blocks of one size have one gap, which is not batched: what terms make of it is made once for all pairs.
+    """
+    if not spec.layout.consecutive:
+        return None, None
+    gaps = queries.position[:, 0, 0, 0, 0] - keys.position[:, 0, 0, 0, 0]
+    return (gaps[0], None) if queries.position.shape[-1] == keys.position.shape[-1] else (gaps, 0)
 
 
 def _allowed(spec: _Spec, queries: Side, keys: Side, heads: int) -> Array:
@@ -150,7 +164,15 @@ def _allowed(spec: _Spec, queries: Side, keys: Side, heads: int) -> Array:
 
 
 def _weigh(
-    spec: _Spec, s: Array, v: Array, terms: Terms, queries: Side, keys: Side, top: Array, key: Array | None
+    spec: _Spec,
+    s: Array,
+    v: Array,
+    terms: Terms,
+    queries: Side,
+    keys: Side,
+    gap: Array | None,
+    top: Array,
+    key: Array | None,
 ) -> tuple[Array, Array]:
     """Sums over one block of keys: exp(s - top) times the values [B, R, H, q, E], and exp(s - top) itself [B, R, H, q].
 
@@ -162,18 +184,22 @@ def _weigh(
         keep = 1 - spec.dropout
         weights = jnp.where(jax.random.bernoulli(key, keep, weights.shape), weights / keep, 0)
     out = jnp.einsum("brhqk,brhke->brhqe", weights, v, precision=spec.precision)
-    where = _positions(spec, queries), _positions(spec, keys)
-    for term in terms:
-        extra = term.value(weights, *where)
-        out = out if extra is None else out + extra.astype(out.dtype)
+    where = _positions(spec, queries, keys, gap)
+    with jax.default_matmul_precision(spec.precision):
+        for term in terms:
+            extra = term.value(weights, *where)
+            if extra is not None:
+                beside = out.shape[-1] - extra.shape[-1]  # columns that mark keys, see `Attention`
+                out = out + jnp.pad(extra.astype(out.dtype), ((0, 0),) * (extra.ndim - 1) + ((0, beside),))
     return out, total
 
 
 def _block(
-    spec: _Spec, q: Array, k: Array, v: Array, terms: Terms, queries: Side, keys: Side, top: Array, key: Array | None
-) -> tuple[Array, Array]:
+    spec: _Spec, q: Array, k: Array, v: Array, terms: Terms, queries: Side, keys: Side, gap: Array | None, top: Array,
+    key: Array | None,
+) -> tuple[Array, Array]:  # fmt: skip
     """The one block function: its `jax.vjp` is the gradient of everything here."""
-    return _weigh(spec, _scores(spec, q, k, terms, queries, keys), v, terms, queries, keys, top, key)
+    return _weigh(spec, _scores(spec, q, k, terms, queries, keys, gap), v, terms, queries, keys, gap, top, key)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -182,17 +208,18 @@ def _online(
 ) -> tuple[Array, Array]:
     wide = accumulator(q.dtype)
 
-    def pair(qs: Any, ks: Any, state: Any, key: Array | None) -> tuple[Array, Array, Array]:
+    def pair(qs: Any, ks: Any, state: Any, key: Array | None, gap: Array | None) -> tuple[Array, Array, Array]:
         (q, queries), (k, v, keys), (out, total, top) = qs, ks, state
-        s = _scores(spec, q.astype(wide), k.astype(wide), terms, queries, keys)
+        s = _scores(spec, q.astype(wide), k.astype(wide), terms, queries, keys, gap)
         new = jnp.maximum(top, s.max(-1))
-        more, weight = _weigh(spec, s, v.astype(wide), terms, queries, keys, new, key)
+        more, weight = _weigh(spec, s, v.astype(wide), terms, queries, keys, gap, new, key)
         old = jnp.exp(top - new)
         return out * old[..., None] + more, total * old + weight, new
 
     def step(carry: Any, i: Array, j: Array, size: int) -> Any:
         qs, ks, state = _take((q, queries), i, size), _take((k, v, keys), j, size), _take(carry, i, size)
-        return _put(carry, jax.vmap(pair)(qs, ks, state, _keys(key, i, j, size)), i, size)
+        gap, axis = _gaps(spec, qs[1], ks[2])
+        return _put(carry, jax.vmap(pair, (0, 0, 0, 0, axis))(qs, ks, state, _keys(key, i, j, size), gap), i, size)
 
     shape = q.shape[:-1]
     start = (jnp.zeros((*shape, v.shape[-1]), wide), jnp.zeros(shape, wide), jnp.full(shape, empty(wide), wide))
@@ -221,22 +248,23 @@ def _online_backward(spec: _Spec, saved: tuple[Any, ...], cotangents: tuple[Arra
 
     learned = [leaf for r, leaf in zip(real, leaves, strict=True) if r]
 
-    def pair(qs: Any, ks: Any, key: Array | None) -> Any:
-        (q, queries, top, d_out, d_total), (k, v, keys) = qs, ks
-
-        def block(q: Array, k: Array, v: Array, learned: list[Array]) -> tuple[Array, Array]:
-            return _block(spec, q, k, v, rebuild(learned), queries, keys, top, key)
-
-        return jax.vjp(block, q.astype(wide), k.astype(wide), v.astype(wide), learned)[1]((d_out, d_total))
-
     def step(carry: Any, i: Array, j: Array, size: int) -> Any:
         dq, dk, dv, dt = carry
-        qs = _take((q, queries, logsumexp, d_out, d_total), i, size)
-        more_q, more_k, more_v, more_t = jax.vmap(pair)(qs, _take((k, v, keys), j, size), _keys(key, i, j, size))
+        qs, here, top, *cotangents = _take((q, queries, logsumexp, d_out, d_total), i, size)
+        ks, vs, there = _take((k, v, keys), j, size)
+        gap, axis = _gaps(spec, here, there)
+
+        def blocks(q: Array, k: Array, v: Array, learned: list[Array]) -> tuple[Array, Array]:
+            block = functools.partial(_block, spec)
+            axes = (0, 0, 0, None, 0, 0, axis, 0, 0)  # one gradient of the terms for all pairs
+            return jax.vmap(block, axes)(q, k, v, rebuild(learned), here, there, gap, top, _keys(key, i, j, size))
+
+        wide_q, wide_k, wide_v = (x.astype(wide) for x in (qs, ks, vs))
+        more_q, more_k, more_v, more_t = jax.vjp(blocks, wide_q, wide_k, wide_v, learned)[1](tuple(cotangents))
         dq = _put(dq, _take(dq, i, size) + more_q, i, size)
         dk = _put(dk, _take(dk, j, size) + more_k, j, size)
         dv = _put(dv, _take(dv, j, size) + more_v, j, size)
-        return dq, dk, dv, [a + b.astype(a.dtype).sum(0) for a, b in zip(dt, more_t, strict=True)]
+        return dq, dk, dv, [a + b.astype(a.dtype) for a, b in zip(dt, more_t, strict=True)]
 
     zeros = [jnp.zeros(leaf.shape, accumulator(leaf.dtype)) for leaf in learned]
     start = (jnp.zeros(q.shape, wide), jnp.zeros(k.shape, wide), jnp.zeros(v.shape, wide), zeros)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra.attention.core import Terms
+from lra.attention.core import Rule, Terms
 from lra.attention.pattern import Pattern, aligned, default_scale
 from lra.attention.visibility import Array, Entry, Visibility
 
@@ -17,7 +18,7 @@ _ROWS = 64
 
 
 def visible(
-    pattern: Pattern, queries: int, keys: int, visibility: Visibility | None = None, key: Array | None = None
+    pattern: Pattern, queries: int, keys: int, visibility: Visibility | None = None, selection: Any = None
 ) -> np.ndarray:
     """Which entries each query reads, by the pattern's rule alone, on the host: booleans [B or 1, H, T, S'].
 
@@ -27,62 +28,93 @@ def visible(
         pattern: an instance, for its rule, labels and number of heads.
         queries: T. keys: S >= T, the last T being the queries' own tokens.
         visibility: positions, validity, segments.
-        key: random key of patterns whose labels need one.
+        selection: the pattern's `select` of some queries and keys, for patterns that depend on content.
     """
-    queries_known, keys_known = pattern.entries(queries, keys, visibility or Visibility(), key)
+    return _grid(pattern, pattern.rule, queries, keys, visibility or Visibility(), selection)
+
+
+def sets(
+    pattern: Pattern, queries: int, keys: int, visibility: Visibility | None = None, selection: Any = None
+) -> list[np.ndarray]:
+    """The same for each of the pattern's `rules`."""
+    return [_grid(pattern, rule, queries, keys, visibility or Visibility(), selection) for rule in pattern.rules]
+
+
+def _grid(pattern: Pattern, rule: Rule, queries: int, keys: int, visibility: Visibility, selection: Any) -> np.ndarray:
+    asking, known = pattern.entries(queries, keys, visibility, selection)
     heads = np.arange(pattern.num_heads, dtype=np.int32)[None, :, None, None]
 
+    def by_head(x: Array) -> np.ndarray:
+        """[B or 1, L] or [B or 1, L, H] to [B or 1, 1 or H, L]."""
+        x = np.asarray(x)
+        return x[:, None] if x.ndim == 2 else x.swapaxes(1, 2)
+
     def rows(x: Array) -> np.ndarray:
-        return np.asarray(x)[:, None, :, None]
+        return by_head(x)[..., :, None]
 
     def columns(x: Array) -> np.ndarray:
-        return np.asarray(x)[:, None, None, :]
+        return by_head(x)[..., None, :]
 
-    q = Entry(rows(queries_known.position), heads, {name: rows(x) for name, x in queries_known.labels.items()})
-    k = Entry(columns(keys_known.position), heads, {name: columns(x) for name, x in keys_known.labels.items()})
-    allowed = np.asarray(pattern.rule(q, k))
-    if queries_known.valid is not None:
-        allowed = allowed & rows(queries_known.valid)
-    if keys_known.valid is not None:
-        allowed = allowed & columns(keys_known.valid)
-    if queries_known.segment is not None and keys_known.segment is not None:
-        allowed = allowed & (rows(queries_known.segment) == columns(keys_known.segment))
+    q = Entry(rows(asking.position), heads, {name: rows(x) for name, x in asking.labels.items()})
+    k = Entry(columns(known.position), heads, {name: columns(x) for name, x in known.labels.items()})
+    allowed = np.asarray(rule(q, k))
+    if asking.valid is not None:
+        allowed = allowed & rows(asking.valid)
+    if known.valid is not None:
+        allowed = allowed & columns(known.valid)
+    if asking.segment is not None and known.segment is not None:
+        allowed = allowed & (rows(asking.segment) == columns(known.segment))
     return np.broadcast_to(allowed, (allowed.shape[0], pattern.num_heads, queries, k.position.shape[-1]))
 
 
 def reads(
-    pattern: Pattern, queries: int, keys: int, visibility: Visibility | None = None, key: Array | None = None
+    pattern: Pattern, queries: int, keys: int, visibility: Visibility | None = None, selection: Any = None
 ) -> np.ndarray:
     """Which tokens each query reads, if only through an entry that is made of them: booleans [B or 1, H, T, S]."""
     visibility = visibility or Visibility()
     grids = []
-    for part in pattern.parts:
+    for part, own in zip(pattern.parts, pattern.selections(selection), strict=True):
         held = part.holds(keys, visibility)[:, None]
-        grids.append(np.matmul(visible(part, queries, keys, visibility, key).astype(np.float32), held) > 0)
+        grids.append(np.matmul(visible(part, queries, keys, visibility, own).astype(np.float32), held) > 0)
     batch = max(len(grid) for grid in grids)
     return np.concatenate([np.broadcast_to(grid, (batch, *grid.shape[1:])) for grid in grids], axis=1)
 
 
-def pairs(pattern: Pattern, queries: int, keys: int | None = None, key: Array | None = None) -> int:
+def drawn(pattern: Pattern, queries: int, keys: int, key: Array) -> Any:
+    """What a pattern selects of normally distributed queries and keys, for drawings and counts without a text."""
+    places = jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
+    q, k = (jax.random.normal(each, (1, keys, pattern.num_heads, pattern.head_dim)) for each in places)
+    k = jnp.where(jnp.asarray(pattern.shares)[:, None], q, k)
+    return pattern.select(q[:, keys - queries :], k, key=jax.random.fold_in(key, 2))
+
+
+def pairs(pattern: Pattern, queries: int, keys: int | None = None, selection: Any = None) -> int:
     """How many pairs of a query and a key the rule allows, over all heads, never holding T x S of them.
 
     Args:
         pattern: an instance, for its rule, labels and number of heads.
         queries: T. keys: S >= T, the last T being the queries' own tokens; None for T.
-        key: random key of patterns whose labels need one.
+        selection: the pattern's `select` of one row, for patterns that depend on content.
     """
     keys = queries if keys is None else keys
-    return sum(_pairs(part, queries, keys, key) for part in pattern.parts)
+    parts = zip(pattern.parts, pattern.selections(selection), strict=True)
+    return sum(_pairs(part, queries, keys, own) for part, own in parts)
 
 
-def _pairs(pattern: Pattern, queries: int, keys: int, key: Array | None) -> int:
-    asking, known = pattern.entries(queries, keys, Visibility(), key)
-    heads = np.arange(pattern.num_heads, dtype=np.int32)[None, :, None, None]
-    k = Entry(jnp.asarray(known.position)[0], heads, {name: jnp.asarray(x)[0] for name, x in known.labels.items()})
-    valid = True if known.valid is None else jnp.asarray(known.valid)[0]
+def _pairs(pattern: Pattern, queries: int, keys: int, selection: Any) -> int:
+    asking, known = pattern.entries(queries, keys, Visibility(), selection)
+    heads = np.arange(pattern.num_heads, dtype=np.int32)[:, None]
+
+    def column(x: Array) -> Array:
+        """[1, S] or [1, S, H] to [1 or H, S]."""
+        return jnp.atleast_2d(jnp.asarray(x)[0].T)
+
+    k = Entry(column(known.position), heads, {name: column(x) for name, x in known.labels.items()})
+    valid = True if known.valid is None else column(known.valid)
 
     def row(query: tuple[Array, Mapping[str, Array]]) -> Array:
-        allowed = pattern.rule(Entry(query[0], heads, query[1]), k) & valid
+        labels = {name: x if x.ndim == 0 else x[:, None] for name, x in query[1].items()}
+        allowed = pattern.rule(Entry(query[0], heads, labels), k) & valid
         equal = pattern.num_heads * k.position.size // allowed.size  # heads that read the same are counted once
         return allowed.sum(dtype=jnp.int32) * equal
 

@@ -194,7 +194,7 @@ class Fixed(FunctionPattern):
     def rule(self) -> Rule:
         return FixedRule(self.block, self.summary, self.groups, self.part, self.causal)
 
-    def labels(self, queries: int, keys: int, visibility: Visibility, key: Array | None = None) -> Labels:
+    def labels(self, queries: int, keys: int, visibility: Visibility, selection: Any = None) -> Labels:
         return visibility.place_labels(queries, keys)
 
     @classmethod

@@ -21,6 +21,7 @@ INITIALISERS: dict[str, Any] = {
     "normal_0.01": initializers.normal(0.01),
     "normal_0.02": initializers.normal(0.02),
     "normal_0.05": initializers.normal(0.05),
+    "normal_1": initializers.normal(1.0),
 }
 
 

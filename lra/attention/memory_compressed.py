@@ -204,6 +204,10 @@ class MemoryCompressed(Pattern):
         return BORDERED
 
     @property
+    def own_values(self) -> bool:
+        return True
+
+    @property
     def rule(self) -> Rule:
         return FullRule(self.causal)
 
@@ -228,9 +232,9 @@ class MemoryCompressed(Pattern):
         return index, whole
 
     def entries(
-        self, queries: int, keys: int, visibility: Visibility, key: Array | None = None
+        self, queries: int, keys: int, visibility: Visibility, selection: Any = None
     ) -> tuple[Entries, Entries]:
-        known, _ = super().entries(queries, keys, visibility, key)
+        known, _ = super().entries(queries, keys, visibility, selection)
         token, whole = self._tokens(keys, visibility)
         last = token[:, :, -1]
         position = take(visibility.positions(queries, keys)[1], last)
@@ -271,6 +275,7 @@ class MemoryCompressed(Pattern):
         terms: Terms = (),
         key: Array | None = None,
         train: bool = False,
+        selection: Any = None,
     ) -> Attended:
         options: dict[str, Any] = {
             "rate": self.rate, "empty": self.empty, "causal": self.causal, "terms": terms,

@@ -31,7 +31,6 @@ class Site:
         width: width of the model (C).
         value_dim: width of a head's values (E); None for D.
         causal: whether queries may read later keys.
-        projections: "qkv", or "shared_qk" where queries and keys are one projection.
         dropout: share of attention weights dropped in training.
         compute_dtype: of projections; None for the parameters' own.
     """
@@ -43,7 +42,6 @@ class Site:
     width: int = 64
     value_dim: int | None = None
     causal: bool = True
-    projections: Literal["qkv", "shared_qk"] = "qkv"
     dropout: float = 0.0
     compute_dtype: str | None = None
 
@@ -65,6 +63,7 @@ class Promise:
             sets can depend on later tokens; None: no causal form.
         bidirectional: has a bidirectional form.
         memory: S > T keys.
+        gaps: positions may leave gaps, as those of compressed slots do.
         padding: rows with invalid tokens.
         packing: "equal": packed documents give what they give alone; "masked": they don't mix, but block borders follow
             the row; None: no segments.
@@ -78,6 +77,7 @@ class Promise:
     causal: Literal["strict", "selection"] | None = None
     bidirectional: bool = False
     memory: bool = False
+    gaps: bool = False
     padding: bool = False
     packing: Literal["equal", "masked"] | None = None
     decode: Literal["exact", "rule"] | None = None
@@ -148,12 +148,14 @@ class Attended:
         losses: auxiliary losses by name, weighted scalars.
         metrics: numbers to report by name.
         updates: new values of the pattern's buffers by attribute name; the training step writes them.
+        selection: what `Pattern.select` chose, set by `Attention`, to be given again where a pass is recomputed.
     """
 
     out: Array
     losses: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     metrics: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     updates: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+    selection: Any = None
 
 
 class Buffer(nnx.Variable):
@@ -163,12 +165,15 @@ class Buffer(nnx.Variable):
 class Pattern(nnx.Module):
     """Which keys a query may read. Subclasses are final: own arguments, then `site` and `rngs` from `Attention`."""
 
-    projections: ClassVar[str] = "qkv"
-    """What is projected: "qkv", or "shared_qk"."""
+    projections: Literal["qkv", "shared_qk"] = "qkv"
+    """What is projected: "qkv", or "shared_qk", where the key of a token is its query."""
+    combination: Literal["union", "rounds", "mean"] = "union"
+    """How a query's sets of keys are joined (see `rules`): one softmax over their union; one over all of them, in which
+    a key counts once for each set that holds it; or the mean of a softmax for each set that is not empty."""
 
     def __init__(self, site: Site) -> None:
         self.causal = site.causal
-        self.num_heads = site.num_heads
+        self.num_heads, self.head_dim = site.num_heads, site.head_dim
         self.dropout = site.dropout
         promise = self.promise
         name = type(self).__name__
@@ -188,6 +193,32 @@ class Pattern(nnx.Module):
     @abc.abstractmethod
     def rule(self) -> Rule:
         """`rule(q: Entry, k: Entry) -> bool`: the definition of the pattern, for oracle, drawings and decoding."""
+
+    def limited(self, keys: int) -> Pattern:
+        """This pattern where a query reads the last `keys` keys alone, its own included, for evaluation.
+
+        Raises:
+            ValueError: it has no such form.
+        """
+        raise ValueError(
+            f"{type(self).__name__} cannot be limited to the last {keys} keys: leave out attention_length, or use full "
+            "or sliding_window"
+        )
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """A rule for each set of keys, where there are several (rounds, clusters); `rule` is their union."""
+        return (self.rule,)
+
+    @property
+    def scale(self) -> float | None:
+        """What multiplies the products of queries and keys; None for 1/sqrt(D)."""
+        return None
+
+    @property
+    def reach(self) -> int | None:
+        """No key further back than this many tokens is read; None for no bound."""
+        return None
 
     @classmethod
     @abc.abstractmethod
@@ -211,6 +242,7 @@ class Pattern(nnx.Module):
         terms: Terms = (),
         key: Array | None = None,
         train: bool = False,
+        selection: Any = None,
     ) -> Attended:
         """Attention.
 
@@ -221,25 +253,55 @@ class Pattern(nnx.Module):
             terms: additions by position.
             key: random key of this layer and step.
             train: whether dropout and updates of buffers are on.
+            selection: of `select`, for these arguments; None to select here.
         """
 
-    def labels(self, queries: int, keys: int, visibility: Visibility, key: Array | None = None) -> Labels:
-        """The pattern's own integers for T queries and S keys, [B or 1, T] and [B or 1, S], as the rule reads them."""
+    def select(
+        self, q: Array, k: Array, *, visibility: Visibility | None = None, key: Array | None = None, train: bool = False
+    ) -> Any:
+        """What depends on content, as integers (buckets, members of clusters): a pytree, or None for positions alone.
+
+        They are residuals: a backward pass is given those of the forward pass, since inputs that are recomputed or
+        reconstructed can differ in the last bit, which would choose other keys.
+
+        Args:
+            q: [B, T, H, D]. k: [B, S, H, D].
+            visibility: as in the call. key: the call's. train: the call's.
+        """
+        return None
+
+    def colours(self, selection: Any) -> Array | None:
+        """What drawings colour keys by, the bucket or cluster of each: integers [B, S, H], -1 for none; or None."""
+        return None
+
+    def selections(self, selection: Any) -> tuple[Any, ...]:
+        """The selections of `parts`, from this pattern's own."""
+        return (selection,)
+
+    def labels(self, queries: int, keys: int, visibility: Visibility, selection: Any = None) -> Labels:
+        """The pattern's own integers, as the rule reads them: for T queries [B or 1, T] or [B or 1, T, H], and S keys.
+
+        `selection` is that of `select`, which patterns that depend on content need.
+        """
         return {}, {}
 
     def entries(
-        self, queries: int, keys: int, visibility: Visibility, key: Array | None = None
+        self, queries: int, keys: int, visibility: Visibility, selection: Any = None
     ) -> tuple[Entries, Entries]:
         """All that the rule and visibility know of T queries and of the entries that stand for S keys.
 
         Patterns whose entries are no tokens (see `summarise`) give those of the entries.
         """
         q_position, k_position = visibility.positions(queries, keys)
-        q_labels, k_labels = self.labels(queries, keys, visibility, key)
+        q_labels, k_labels = self.labels(queries, keys, visibility, selection)
         return (
             Entries(q_position, visibility.q_valid, visibility.q_segment, q_labels),
             Entries(k_position, visibility.k_valid, visibility.k_segment, k_labels),
         )
+
+    def prepare(self, q: Array, k: Array) -> tuple[Array, Array]:
+        """Queries and keys as their products take them, where the pattern normalises them."""
+        return q, k
 
     def summarise(self, k: Array, v: Array, visibility: Visibility) -> tuple[Array, Array]:
         """The entries that are read in place of keys [B, S, H, D] and values [B, S, H, E]: [B, S', H, ...]."""
@@ -250,15 +312,41 @@ class Pattern(nnx.Module):
         return np.eye(keys, dtype=bool)[None]
 
     @property
+    def own_terms(self) -> Terms:
+        """Soft weights of the pattern itself: terms that it adds to those it is given."""
+        return ()
+
+    @property
+    def own_values(self) -> bool:
+        """Whether it makes values of its own, so that the output is not linear in those that it is given."""
+        return False
+
+    @property
     def parts(self) -> tuple[Pattern, ...]:
         """The patterns that this one is made of, in the order of their heads."""
         return (self,)
+
+    @property
+    def shares(self) -> np.ndarray:
+        """Heads whose keys are their queries' projections: booleans [H]."""
+        return np.concatenate([np.full(part.num_heads, part.projections == "shared_qk") for part in self.parts])
+
+    def check_length(self, length: int) -> None:
+        """Called by `Attention` with the tokens of its rows.
+
+        Raises:
+            UserError: sizes that would make little of such rows.
+        """
 
     def adopt(self, query: Projection, key: Projection, value: Projection) -> None:
         """Called once by `Attention` with the initial values of its projections, for own ones that start from them."""
 
     def project(self) -> None:
         """Called after every optimizer update; clamps what has bounds."""
+
+    def fit(self) -> bool:
+        """Sets static sizes that depend on values, on the host; whether there are any. See `Decoder.fitted`."""
+        return False
 
     def dropout_rate(self, train: bool) -> float:
         """The rate for this call."""
@@ -287,6 +375,7 @@ class FunctionPattern(Pattern):
         terms: Terms = (),
         key: Array | None = None,
         train: bool = False,
+        selection: Any = None,
     ) -> Attended:
         out = type(self).function(
             q, k, v, **self.arguments, causal=self.causal, visibility=visibility, terms=terms,

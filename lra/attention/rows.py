@@ -86,3 +86,20 @@ def same_rows(*arrays: Array) -> list[Array]:
     """Arrays [B or 1, ...] with the same first axis."""
     rows = max(len(x) for x in arrays)
     return [jnp.broadcast_to(jnp.asarray(x), (rows, *x.shape[1:])) for x in arrays]
+
+
+def pick(x: Array, index: Array) -> Array:
+    """Entries of [B or 1, L] or [B or 1, L, H, ...] at an index [B, n, H] of each head: [B, n, H, ...]."""
+    x = jnp.asarray(x)
+    x = x[:, :, None] if x.ndim == 2 else x
+    x = jnp.broadcast_to(x, (index.shape[0], x.shape[1], index.shape[2], *x.shape[3:]))
+    return jax.vmap(jax.vmap(lambda row, i: row[i], (1, 1), 1))(x, index)
+
+
+def scatter(x: Array, index: Array, length: int) -> Array:
+    """Sums [B, L, H, ...] over the entries [B, n, H, ...] that go to the same index [B, n, H]."""
+
+    def row(x: Array, i: Array) -> Array:
+        return jnp.zeros((length, *x.shape[1:]), x.dtype).at[i].add(x)
+
+    return jax.vmap(jax.vmap(row, (1, 1), 1))(x, index)

@@ -71,19 +71,32 @@ class Term:
         """The same term for heads start..stop-1 (see `Heads`)."""
         return self
 
+    def layer(self, number: Array | int) -> Term:
+        """The term of that layer, which the stack hands to it; under `scan` the number is traced."""
+        return self
+
+    def within(self, ahead: int, back: int) -> Term:
+        """The same where a query reads keys of distances -ahead..back alone, as the attention layer knows.
+
+        Raises:
+            ValueError: the term has no value for some of them.
+        """
+        return self
+
 
 class TermModule(nnx.Module):
     """Owns a term's parameters: one instance a model, shared by its layers.
 
-    Subclasses are final, take their own arguments and then `num_heads`, `head_dim` and `rngs` from the model.
+    Subclasses are final, take their own arguments and then `num_layers`, `width`, `num_heads`, `head_dim` and `rngs`
+    from the model.
     """
 
     distances = True
     """Whether the term needs patterns that promise `distances`."""
 
     @abc.abstractmethod
-    def __call__(self) -> Term:
-        """The term, made of the module's parameters."""
+    def __call__(self, key: Array | None = None) -> Term:
+        """The term, made of the module's parameters; `key` is the random key of a training step."""
 
 
 @jax.tree_util.register_dataclass
@@ -119,7 +132,15 @@ class Rotary(TermModule):
     """
 
     def __init__(
-        self, *, base: float = 10_000.0, fraction: float = 1.0, num_heads: int, head_dim: int, rngs: nnx.Rngs
+        self,
+        *,
+        base: float = 10_000.0,
+        fraction: float = 1.0,
+        num_layers: int,
+        width: int,
+        num_heads: int,
+        head_dim: int,
+        rngs: nnx.Rngs,
     ) -> None:
         if base <= 1:
             raise ValueError(f"Rotary.base needs to be above 1, got {base}")
@@ -130,7 +151,7 @@ class Rotary(TermModule):
             raise ValueError(f"Rotary needs at least 2 rotated features a head, got head_dim={head_dim} x {fraction}")
         self.base, self.pairs = base, pairs
 
-    def __call__(self) -> Term:
+    def __call__(self, key: Array | None = None) -> Term:
         return RotaryTerm(jnp.asarray(self.base ** -(np.arange(self.pairs) / self.pairs), jnp.float32))
 
 
@@ -156,10 +177,10 @@ class ALiBi(TermModule):
     Bidirectional attention uses the absolute distance.
     """
 
-    def __init__(self, *, num_heads: int, head_dim: int, rngs: nnx.Rngs) -> None:
+    def __init__(self, *, num_layers: int, width: int, num_heads: int, head_dim: int, rngs: nnx.Rngs) -> None:
         self.num_heads = num_heads
 
-    def __call__(self) -> Term:
+    def __call__(self, key: Array | None = None) -> Term:
         return ALiBiTerm(jnp.asarray(_slopes(self.num_heads), jnp.float32))
 
 

@@ -305,10 +305,14 @@ class WindowGlobal(Pattern):
         return dataclasses.replace(BORDERED if by_position else EVERYTHING, globals=True, memory=not by_position)
 
     @property
+    def own_values(self) -> bool:
+        return self.own_projections
+
+    @property
     def rule(self) -> Rule:
         return WindowGlobalRule(self.window, self.causal)
 
-    def labels(self, queries: int, keys: int, visibility: Visibility, key: Array | None = None) -> Labels:
+    def labels(self, queries: int, keys: int, visibility: Visibility, selection: Any = None) -> Labels:
         flags = self.chosen.flags(queries, keys, visibility)
         self.chosen.refuse_more(flags, visibility)
         return {"global": flags[:, keys - queries :]}, {"global": flags}
@@ -348,6 +352,7 @@ class WindowGlobal(Pattern):
         terms: Terms = (),
         key: Array | None = None,
         train: bool = False,
+        selection: Any = None,
     ) -> Attended:
         visibility = visibility or Visibility()
         length, size = lengths(q, k, visibility)

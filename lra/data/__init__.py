@@ -2,9 +2,10 @@
 
 from lra.data.corpora import PUBLISHED, PublishedCorpus
 from lra.data.corpus import Corpus, SourceCorpus
+from lra.data.duplication import Duplication
 from lra.data.python_source import PythonSource
 from lra.data.store import SPLITS
-from lra.data.streams import Batch, Batches, BatchIterator, Streams, Windows
+from lra.data.streams import Batch, Batches, BatchIterator, Streams, Text, Windows
 from lra.data.text_file import TextFile
 from lra.data.vocabulary import Bytes, Vocabulary
 
@@ -16,10 +17,12 @@ __all__ = [
     "Batches",
     "Bytes",
     "Corpus",
+    "Duplication",
     "PublishedCorpus",
     "PythonSource",
     "SourceCorpus",
     "Streams",
+    "Text",
     "TextFile",
     "Vocabulary",
     "Windows",

@@ -103,6 +103,10 @@ class Corpus(abc.ABC):
         if split not in SPLITS:
             raise UserError(f"corpus {self.name} has no split {split!r}: choose one of {', '.join(SPLITS)}")
 
+    def scored(self, split: str) -> np.ndarray | None:
+        """Returns which of a split's tokens are targets of training and evaluation, [N] booleans; None for all."""
+        return None
+
 
 class SourceCorpus(Corpus):
     """A corpus of bytes whose source is at hand, and read again for every run, so that a change shows in the digest.

@@ -1,7 +1,12 @@
 """Evaluation: protocols that say which context each token is scored in, one core that scores them, and the report."""
 
+from lra.evaluation.breakdown import Breakdown
+from lra.evaluation.by_distance import ByDistance
 from lra.evaluation.evaluate import evaluate
 from lra.evaluation.protocols import Block, Carried, Protocol
 from lra.evaluation.report import Report
 
-__all__ = ["Block", "Carried", "Protocol", "Report", "evaluate"]
+BREAKDOWNS: dict[str, type[Breakdown]] = {each.name: each for each in (ByDistance,)}
+"""What `lra eval --by NAME` can put beside a score."""
+
+__all__ = ["BREAKDOWNS", "Block", "Breakdown", "ByDistance", "Carried", "Protocol", "Report", "evaluate"]

@@ -2,16 +2,19 @@
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
+from lra.attention.core import Terms
+from lra.attention.memory import Remembered
 from lra.attention.visibility import Array
 from lra.data import Batch, Corpus
 from lra.errors import UserError
+from lra.evaluation.breakdown import Breakdown
 from lra.evaluation.protocols import Protocol
 from lra.evaluation.report import Report
 from lra.models import Decoder
@@ -27,6 +30,7 @@ def evaluate(
     limit: int | None = None,
     step: int | None = None,
     weights: str = "last",
+    breakdown: Breakdown | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Scores a split, every token once, with dropout off. The same model and shapes compile once in a process.
@@ -40,6 +44,7 @@ def evaluate(
         limit: scores the first `limit` tokens only and marks the report as partial; None for all.
         step: the model's training step, for the report.
         weights: what the model's parameters are, for the report: "last", or "ema" for their moving average.
+        breakdown: collects what stands beside the score, from the same pass.
         progress: called after each batch with the tokens scored so far and in all.
 
     Raises:
@@ -49,6 +54,7 @@ def evaluate(
     if limit is not None and limit < 1:
         raise UserError(f"the limit is {limit} tokens, but must be at least 1: raise it, or leave it out to score all")
     protocol.check(model)
+    model = protocol.adapt(model)
     vocabulary = corpus.vocabulary
     if vocabulary.size > model.vocabulary_size:
         raise UserError(
@@ -56,62 +62,90 @@ def evaluate(
             "evaluate it on the corpus that it was trained on"
         )
     began = time.perf_counter()
-    tokens = corpus.tokens(split)
-    expected = int(tokens.size)
-    tokens = tokens[:limit]
+    tokens, scored = corpus.tokens(split), corpus.scored(split)
+    expected = int(tokens.size if scored is None else scored.sum())
+    tokens, scored = tokens[:limit], None if scored is None else scored[:limit]
+    counted = tokens if scored is None else tokens[scored]
+    if not counted.size:
+        raise UserError(f"none of the first {limit} tokens of {corpus.name} {split} is scored: raise the limit")
+    model = model.fitted()
     memory = model.initial_memory(protocol.batch_size, train=False, length=protocol.memory_length)
-    context = f"{protocol.context(_slots(model, memory))}; id {vocabulary.start} stands before the first token"
-    total, scored = 0.0, 0
-    for nats in _scores(model, memory, _checked(protocol.batches(tokens, vocabulary.start), model), key):
-        total += float(nats.sum(dtype=np.float64))
-        scored += nats.size
+    past = _past(model, memory)
+    context = protocol.context(_remembered(model, protocol.memory_length)) + _short(model, past)
+    if breakdown is not None:
+        breakdown.check(model, protocol.segment + (0 if past is None else past.span))
+    total, done, right = 0.0, 0, 0
+    batches = _checked(protocol.batches(tokens, vocabulary.start, scored), model)
+    for batch, nats, hits, metrics in _scores(model, memory, batches, key, breakdown):
+        counts = batch.weights > 0
+        total += float(nats[counts].sum(dtype=np.float64))
+        done, right = done + int(counts.sum()), right + int(hits[counts].sum())
         if not np.isfinite(total):
-            raise FloatingPointError(f"the model's score of {corpus.name} {split} is {total} after {scored} tokens")
+            raise FloatingPointError(f"the model's score of {corpus.name} {split} is {total} after {done} tokens")
+        if breakdown is not None:
+            breakdown.add(batch, nats, metrics)
         if progress is not None:
-            progress(scored, int(tokens.size))
-    partial = tokens.size < expected
+            progress(done, int(counted.size))
+    partial = counted.size < expected
     return Report(
         corpus=corpus.name,
         corpus_description=corpus.description,
         split=split,
         tokenisation=vocabulary.description,
         protocol=protocol.describe(),
-        context=context,
-        tokens_scored=scored,
+        context=f"{context}; id {vocabulary.start} stands before the first token",
+        tokens_scored=done,
         tokens_expected=expected,
-        bytes=corpus.num_bytes(split, limit),
+        tokens_right=right,
+        bytes=corpus.num_bytes(split, limit) if scored is None else vocabulary.num_bytes(counted),
         words=None if partial else corpus.num_words(split),
         nats_total=total,
         partial=partial,
         seconds=time.perf_counter() - began,
         step=step,
         weights=weights,
+        causality=model.stack.causality,
     )
 
 
-def _scores(model: Decoder, memory: Any, batches: Iterable[Batch], key: Array | None) -> Iterator[np.ndarray]:
-    """The nats of each batch's targets, without padding; the device is one batch ahead of the host."""
+def _scores(
+    model: Decoder, memory: Any, batches: Iterable[Batch], key: Array | None, breakdown: Breakdown | None
+) -> Iterator[tuple[Batch, np.ndarray, np.ndarray, Mapping[str, Array]]]:
+    """Each batch with the nats of its targets [B, T], which were predicted, and the metrics asked for.
+
+    The device is one batch ahead of the host.
+    """
     graph, state = nnx.split(model)
+    names = () if breakdown is None else breakdown.metrics
     memory = jax.device_put(memory, _replicated(state))
-    pending: tuple[Array, np.ndarray] | None = None
+    pending: tuple[Batch, Array, Array, Mapping[str, Array]] | None = None
     for batch in batches:
-        valid = batch.weights > 0
-        nats, memory = _step(graph, state, memory, batch.inputs, batch.targets, valid, batch.reset, key)
+        probes = () if breakdown is None else breakdown.probes(batch)
+        *found, memory = _step(
+            graph, names, state, memory, batch.inputs, batch.targets, batch.valid, batch.reset, key, probes
+        )
         if pending is not None:
-            yield np.asarray(pending[0])[pending[1]]
-        pending = nats, valid
+            yield _fetched(*pending)
+        pending = batch, *found
     if pending is not None:
-        yield np.asarray(pending[0])[pending[1]]
+        yield _fetched(*pending)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _fetched(
+    batch: Batch, nats: Array, right: Array, metrics: Mapping[str, Array]
+) -> tuple[Batch, np.ndarray, np.ndarray, Mapping[str, Array]]:
+    return batch, np.asarray(nats), np.asarray(right), metrics
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _step(
-    graph: Any, state: Any, memory: Any, inputs: Array, targets: Array, valid: Array, reset: Array, key: Array | None
-) -> tuple[Array, Any]:
+    graph: Any, names: tuple[str, ...], state: Any, memory: Any, inputs: Array, targets: Array, valid: Array,
+    reset: Array, key: Array | None, probes: Terms,
+) -> tuple[Array, Array, Mapping[str, Array], Any]:  # fmt: skip
     model: Decoder = nnx.merge(graph, state)
     memory = model.reset_memory(memory, reset)
-    scored = model.score(inputs, targets, valid=valid, memory=memory, key=key)
-    return scored.nats, scored.memory
+    scored = model.score(inputs, targets, valid=valid, memory=memory, key=key, probes=probes)
+    return scored.nats, scored.right, {name: scored.metrics[name] for name in names}, scored.memory
 
 
 def _checked(batches: Iterable[Batch], model: Decoder) -> Iterator[Batch]:
@@ -135,9 +169,28 @@ def _replicated(state: Any) -> jax.sharding.Sharding:
     return sharding
 
 
-def _slots(model: Decoder, memory: Any) -> int | None:
-    """How many slots of memory stand before a segment."""
+def _remembered(model: Decoder, length: int | None) -> str | None:
+    """What the model remembers, and what it did in training if that was something else."""
+    memory = model.stack.layers[0].memory
     if memory is None:
         return None
-    _, filled = jax.eval_shape(jax.vmap(model.stack.layers[0].memory.read), memory[0])
-    return int(filled.shape[-1])
+    now, before = memory.describe(False, length), memory.describe(True)
+    return f"{now} carried" + f" (trained with {before})" * (now != before)
+
+
+def _past(model: Decoder, memory: Any) -> Remembered | None:
+    """The shapes of what stands before a segment."""
+    if memory is None:
+        return None
+    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), memory[0])
+    past: Remembered = jax.eval_shape(model.stack.layers[0].memory.read, first)
+    return past
+
+
+def _short(model: Decoder, past: Remembered | None) -> str:
+    """What the report says of a memory that holds less than attention would read."""
+    reach = [layer.attention.pattern.reach for layer in model.stack.layers]
+    known = [each for each in reach if each is not None]
+    if past is None or not known or max(known) <= past.span:
+        return ""
+    return f", though attention reaches {max(known)} tokens back"

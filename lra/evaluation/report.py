@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
+
+_SELECTION = "by selection: which keys a token reads depends on later tokens too; strict variants are marked *_strict"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,7 +21,8 @@ class Report:
         protocol: `Protocol.describe()`.
         context: what each token was scored from.
         tokens_scored: targets in the sum.
-        tokens_expected: tokens of the split.
+        tokens_expected: targets of the split.
+        tokens_right: scored targets that were the likeliest token.
         bytes: bytes of original text that the scored tokens stand for.
         words: what perplexity per word divides the nats by, in the corpus' convention; None where it has none, and for
             a part of a split.
@@ -27,6 +30,8 @@ class Report:
         partial: whether only the first tokens of the split were scored.
         seconds: wall-clock time, compilation included.
         step: training step of the model, or None where it is not known.
+        causality: "strict"; or "selection" where later tokens can change which keys an earlier one reads, though never
+            their values, so that the score is not that of a predictor which sees the past alone.
         weights: which parameters were scored: "last", or "ema" for their moving average.
 
     Raises:
@@ -42,6 +47,7 @@ class Report:
     context: str
     tokens_scored: int
     tokens_expected: int
+    tokens_right: int
     bytes: int
     nats_total: float
     partial: bool
@@ -49,6 +55,7 @@ class Report:
     words: int | None = None
     step: int | None = None
     weights: str = "last"
+    causality: Literal["strict", "selection"] = "strict"
 
     def __post_init__(self) -> None:
         if self.tokens_scored < 1 or self.bytes < 1:
@@ -71,6 +78,11 @@ class Report:
         return self.nats_total / math.log(2) / self.bytes
 
     @property
+    def accuracy(self) -> float:
+        """Share of scored targets that were the likeliest token."""
+        return self.tokens_right / self.tokens_scored
+
+    @property
     def perplexity(self) -> float:
         """Perplexity per token; infinite above the largest float."""
         return _exp(self.nats_per_token)
@@ -87,12 +99,10 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields and what derives from them, for JSON; None for numbers that JSON cannot hold."""
-        derived = {
-            name: getattr(self, name)
-            for name in (
-                "nats_per_token", "bits_per_byte", "perplexity", "perplexity_per_word", "tokens_per_second",
-            )
-        }  # fmt: skip
+        units = (
+            "nats_per_token", "bits_per_byte", "perplexity", "perplexity_per_word", "accuracy", "tokens_per_second",
+        )  # fmt: skip
+        derived = {name: getattr(self, name) for name in units}
         values = dataclasses.asdict(self) | derived
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -111,11 +121,13 @@ class Report:
             ("bits per byte", f"{self.bits_per_byte:.4f}"),
             ("nats per token", f"{self.nats_per_token:.4f}"),
             ("perplexity per token", f"{self.perplexity:,.4f}"),
+            ("accuracy", f"{self.accuracy:.2%}"),
             ("tokens scored", f"{self.tokens_scored:,} of {self.tokens_expected:,}{part}"),
             ("perplexity per word", None if per_word is None else f"{per_word:,.4f}"),
             ("bytes", f"{self.bytes:,}"),
             ("words", None if self.words is None else f"{self.words:,}"),
             ("weights", self.weights),
+            *([("causality", _SELECTION)] if self.causality == "selection" else []),
             ("protocol", self.protocol),
             ("context", self.context),
             ("tokenisation", self.tokenisation),

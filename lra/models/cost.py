@@ -17,11 +17,13 @@ from flax import nnx
 from rich.table import Table
 
 from lra.attention import core, dense
+from lra.attention.core import Rule
 from lra.attention.pattern import Attended, Buffer, Pattern, Promise
+from lra.attention.sliding_window import WindowRule
 from lra.attention.visibility import Array, Visibility
 from lra.errors import UserError
 from lra.models.decoder import Decoder
-from lra.models.stack import REMAT, Layer
+from lra.models.stack import Layer
 from lra.models.traced import flops, kept
 
 LONGEST = 1 << 16
@@ -255,44 +257,58 @@ def _layer(program: _Program, r: int, scored: int) -> LayerCost:
 
     def run(state: Any, inputs: tuple[Array, Array]) -> Array:
         (layer, memory), (x, key) = first(state), inputs
-        terms = tuple(term() for term in program.model(*state).terms)
+        terms = tuple(term().layer(r) for term in program.model(*state).terms)
         return layer(x, memory, None, terms, key, True)[0]
 
     def remembered(state: Any) -> Array:
         layer, memory = first(state)
-        return jnp.zeros((1, 0)) if layer.memory is None else layer.memory.read(memory)[1]
+        return jnp.zeros((1, 0)) if layer.memory is None else layer.memory.read(memory).filled
 
     model = program.model(*program.state)
     attention, length = model.stack.layers[r].attention, program.length
-    pattern, slots = attention.pattern, jax.eval_shape(remembered, program.state).shape[1]
+    pattern, slots = model.stack.pattern(r), jax.eval_shape(remembered, program.state).shape[1]
 
-    def entries(part: Pattern) -> int:
-        known: Any = part.entries(length, length + slots, Visibility())[1]
+    def entries(part: Pattern, own: Any) -> int:
+        known: Any = part.entries(length, length + slots, Visibility(), own)[1]
         return int(known.position.shape[1])
 
-    scores, of_twice = (dense.pairs(pattern, n, n + slots, jax.random.key(0)) for n in (length, 2 * length))
+    drawn = [dense.drawn(pattern, n, n + slots, jax.random.key(0)) for n in (length, 2 * length)]
+    scores, of_twice = (
+        dense.pairs(pattern, n, n + slots, own) for n, own in zip((length, 2 * length), drawn, strict=True)
+    )
+    parts = zip(pattern.parts, pattern.selections(drawn[0]), strict=True)
     layers = tuple(range(r, model.stack.num_layers, len(model.stack.layers)))
-    if model.stack.remat != "none":
-        run = jax.checkpoint(run, policy=REMAT[model.stack.remat])
     x = jax.ShapeDtypeStruct((1, length, model.width), jnp.float32)
     return LayerCost(
         layers=layers,
         pattern=type(pattern).__name__,
         causal=pattern.causal,
-        keys=attention.head_dim * sum(part.num_heads * entries(part) for part in pattern.parts),
+        keys=attention.head_dim * sum(part.num_heads * entries(part, own) for part, own in parts),
         scores=scores,
         square=attention.num_heads * length * (length + slots),
         growth=math.log2(of_twice / scores) if scores else 0.0,
         flops=(scored - program.flops(lambda model: _no_pattern(model, r), core.SCOPE)) // len(layers),
-        activations=kept(run, program.state, (x, program.inputs(1)[1])),
+        activations=model.stack.layer_kept(run, program.state, (x, program.inputs(1)[1])),
     )
 
 
-class _OwnValue(nnx.Module):
+class _OwnValue(Pattern):
     """Stands where a pattern stood: every query reads its own value."""
 
-    def __init__(self, promise: Promise) -> None:
-        self.promise = promise
+    def __init__(self, stood: Pattern) -> None:
+        self.stood, self.causal, self.num_heads = stood.promise, stood.causal, stood.num_heads
+
+    @property
+    def promise(self) -> Promise:
+        return self.stood
+
+    @property
+    def rule(self) -> Rule:
+        return WindowRule(1, 0, 1)
+
+    @classmethod
+    def examples(cls) -> tuple[dict[str, Any], ...]:
+        return ()
 
     def __call__(self, q: Array, k: Array, v: Array, **_: Any) -> Attended:
         return Attended(v[:, v.shape[1] - q.shape[1] :])
@@ -315,8 +331,8 @@ class _NoFeedForward(nnx.Module):
 class _NoHead(nnx.Module):
     """Stands where an output head stood."""
 
-    def nats(self, x: Array, embedding: Array, targets: Array) -> Array:
-        return x[..., 0]
+    def score(self, x: Array, embedding: Array, targets: Array) -> tuple[Array, Array]:
+        return x[..., 0], targets == 0
 
 
 def _nothing(model: Decoder) -> None:
@@ -325,7 +341,7 @@ def _nothing(model: Decoder) -> None:
 
 def _no_pattern(model: Decoder, r: int) -> None:
     attention: Any = model.stack.layers[r].attention
-    attention.pattern = _OwnValue(attention.pattern.promise)
+    attention.pattern = _OwnValue(attention.pattern)
 
 
 def _no_attention(model: Any) -> None:

@@ -71,7 +71,7 @@ def _generate(
     top_p: float | None,
     seed: int,
 ) -> Iterator[int]:
-    graph, state = nnx.split(model)
+    graph, state = nnx.split(model.fitted())
     model_key, sample_key = jax.random.split(jax.random.key(seed))
     for n in range(tokens):
         ids = ids[-context:]

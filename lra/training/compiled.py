@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from flax import nnx
 
 from lra.attention.visibility import Array
 from lra.data import Batch
@@ -16,26 +17,48 @@ from lra.training.state import TrainState
 class Step:
     """`step(state, batch) -> (state, metrics)`. It donates the state: only the new one may be used afterwards.
 
+    Sizes that are static and depend on parameters, such as windows of learned spans, are fitted to the state before
+    every step, so that they are right for it, and depend on nothing that a resumed run would not know. Each size is
+    compiled once; where there is such a size, the host waits for the step before. Other models are not looked at.
+
     Args:
-        update: the pure step, of a state, the fields of a batch by name, and `padded`.
+        graph: the model's graph definition.
+        update: the pure step, of a graph, a state, the fields of a batch by name, and `padded`.
     """
 
     def __init__(
-        self, update: Callable[[TrainState, dict[str, Any], bool], tuple[TrainState, dict[str, Array]]]
+        self,
+        graph: Any,
+        update: Callable[[Any, TrainState, dict[str, Any], bool], tuple[TrainState, dict[str, Array]]],
     ) -> None:
-        self._jitted = jax.jit(update, static_argnames="padded", donate_argnums=0)
+        self._graph, self._fits = graph, True
+        self._jitted = jax.jit(update, static_argnames=("graph", "padded"), donate_argnames="state")
 
-    def compile(self, state: Any, batch: Batch) -> jax.stages.Compiled:
+    def compile(self, state: Any, batch: Batch, values: TrainState | None = None) -> jax.stages.Compiled:
         """Compiles the step for full batches; calls with arguments like these will find the program.
 
         Args:
             state: the training state, or its shapes with their shardings: without these a call would compile again.
             batch: any full batch of the run's shape.
+            values: to which sizes are fitted; None for the largest ones.
         """
-        return self._jitted.lower(state, arrays(batch), padded=False).compile()
+        graph = self._graph if values is None else self._fitted(values)
+        return self._jitted.lower(graph, state, arrays(batch), padded=False).compile()
+
+    def trace(self, state: Any, batch: Batch) -> None:
+        """Traces the step for a state's shapes, which raises where a model does not take those of the batch."""
+        self._jitted.eval_shape(self._graph, state, arrays(batch), padded=False)
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
-        return self._jitted(state, arrays(batch), padded=padded(batch))
+        return self._jitted(self._fitted(state), state, arrays(batch), padded=padded(batch))
+
+    def _fitted(self, state: TrainState) -> Any:
+        """The graph with sizes for this state."""
+        if not self._fits:
+            return self._graph
+        model = nnx.merge(self._graph, state.parameters, state.buffers)
+        self._fits = model.stack.fit()
+        return nnx.graphdef(model) if self._fits else self._graph
 
 
 def arrays(batch: Batch) -> dict[str, Any]:
@@ -45,4 +68,4 @@ def arrays(batch: Batch) -> dict[str, Any]:
 
 def padded(batch: Batch) -> bool:
     """Whether masks are needed: they cost time, and not every pattern takes them. Full batches are the usual ones."""
-    return not bool((batch.weights > 0).all())
+    return not bool(batch.valid.all())

@@ -4,30 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-from flax import nnx
-
-from lra.models import Decoder
 from lra.training import folder
-
-
-def facts(model: Decoder) -> dict[str, Any]:
-    """What a table says of a model besides its score.
-
-    Returns:
-        "parameters", and "selection": whether a pattern selects keys by content that includes later tokens, so that
-        which keys a token reads may depend on what comes after it.
-    """
-    state = nnx.state(model, nnx.Param)
-    return {
-        "parameters": sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state)),
-        "selection": any(layer.attention.pattern.promise.causal == "selection" for layer in model.stack.layers),
-    }
 
 
 def keep(workdir: Path, values: dict[str, Any]) -> Path:

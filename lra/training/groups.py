@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from lra.errors import UserError
 from lra.models.parameters import named
 
 NO_DECAY = ("bias", "biases", "scale")
-"""Last words of names that never decay: biases, and the scales of norms."""
+"""Last words of names (`bias`, `content_bias`) that never decay: biases, and the scales of norms."""
 
 
 def decays(parameters: Any) -> Any:
@@ -22,11 +23,24 @@ def decays(parameters: Any) -> Any:
     """
 
     def decay(name: str, x: Any) -> bool:
-        stacked = ".layers." in f".{name}"  # a leading axis that counts layers
         *_, kind = (part for part in name.split(".") if not part.isdigit())  # a list's entries have its name
-        return kind not in NO_DECAY and x.ndim - stacked >= 2
+        return kind.rsplit("_", 1)[-1] not in NO_DECAY and x.ndim - _stacked(name) >= 2
 
     return _by_name(parameters, decay)
+
+
+def norms(gradients: Any) -> Any:
+    """The norm of each array, or of each of its layers [L/p, 1, ...], as a pytree of arrays that broadcast to them."""
+
+    def norm(name: str, x: Any) -> Any:
+        return jnp.sqrt(jnp.sum(x**2, axis=tuple(range(_stacked(name), x.ndim)), keepdims=True))
+
+    return _by_name(gradients, norm)
+
+
+def _stacked(name: str) -> bool:
+    """Whether an array has a leading axis that counts layers."""
+    return ".layers." in f".{name}"
 
 
 def labels(parameters: Any, patterns: Sequence[str]) -> Any:

@@ -116,7 +116,7 @@ def train(
         ):
             if start:
                 progress.say(f"resuming {workdir} from step {start}")
-            _report_memory(experiment, step_function, metrics, progress, start)
+            _report_memory(experiment, step_function, state, metrics, progress, start)
             run = _Run(experiment, config_text, checkpoints, metrics, progress, target, interruption, clock, tracing)
             at = start
             while True:
@@ -298,6 +298,7 @@ class _Run:
         line |= {
             "loss_nats": report.nats_per_token,
             "bits_per_byte": report.bits_per_byte,
+            "accuracy": report.accuracy,
             "tokens_scored": report.tokens_scored,
             "tokens_expected": report.tokens_expected,
             "partial": report.partial,
@@ -339,7 +340,7 @@ def _prepare(experiment: Experiment) -> tuple[BatchIterator, Step]:
     for ids in (tokens, held_out):
         corpus.vocabulary.check(ids)
     experiment.protocol.bounds(held_out[: training.evaluate_tokens].size)
-    batches = data.batches(tokens, start=corpus.vocabulary.start, seed=experiment.seed)
+    batches = data.batches(tokens, start=corpus.vocabulary.start, seed=experiment.seed, scored=corpus.scored("train"))
     step = make_step(
         experiment.graph, experiment.optimizer, total_steps=training.steps, seed=experiment.seed,
         bytes_per_token=corpus.num_bytes("train") / len(tokens),
@@ -356,9 +357,11 @@ def _full_batch(experiment: Experiment) -> Batch:
     return Batch(inputs=tokens, targets=tokens, weights=weights, reset=np.zeros(shape[0], bool))
 
 
-def _report_memory(experiment: Experiment, step: Step, metrics: MetricsFile, progress: Progress, start: int) -> None:
+def _report_memory(
+    experiment: Experiment, step: Step, state: TrainState, metrics: MetricsFile, progress: Progress, start: int
+) -> None:
     """Compiles the step and says what it needs; into the metrics once a run, which may go on on another machine."""
-    compiled = step.compile(experiment.abstract_state, _full_batch(experiment))
+    compiled = step.compile(experiment.abstract_state, _full_batch(experiment), state)
     report = memory.report(experiment.abstract_state, compiled)
     progress.say(str(report))
     if not start:
@@ -369,6 +372,6 @@ def _check_shapes(experiment: Experiment, step: Step) -> None:
     """Traces the step, so that a model that does not take the data's shapes shows before anything is written."""
     batch = _full_batch(experiment)
     try:
-        jax.eval_shape(lambda state: step(state, batch), experiment.abstract_state)
+        step.trace(experiment.abstract_state, batch)
     except ValueError as error:
         raise UserError(str(error)) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -70,8 +71,8 @@ def make_step(
 ) -> Step:
     """Makes the training step.
 
-    The loss is sum(nats * weights) / sum(weights), 0 without weights, plus the auxiliary losses. A target of weight 0
-    is padding: its position is invisible. Rows that begin anew (`batch.reset`) start from an empty memory.
+    The loss is sum(nats * weights) / sum(weights), 0 without weights, plus the auxiliary losses. Padding
+    (`Batch.valid`) is invisible; other targets of weight 0 are read and not learnt. Rows that begin anew (`batch.reset`) start from an empty memory.
 
     Micro-batches are consecutive rows. Their gradients add up to those of the whole batch, since each is divided by the
     weights of all; auxiliary losses, metrics and new buffer values are averaged by weight (the last micro-batch's for
@@ -92,14 +93,13 @@ def make_step(
 
     Returns:
         `step(state, batch) -> (state, metrics)`. Metrics are scalars: loss_nats, bits_per_byte, gradient_norm (before
-        clipping), clip_ratio (what clipping multiplied the gradients by), parameter_norm (after the update),
+        clipping), clip_ratio (what clipping multiplies the gradients by), parameter_norm (after the update),
         learning_rate, tokens (sum of weights), non_finite (steps in a row up to this one), skipped_steps, rewinds,
         loss_scale, loss/NAME for each auxiliary loss; and layer/NAME, [L], for what layers report.
     """
     transformation, allowed = optimizer.transformation(total_steps), non_finite_limit if non_finite == "skip" else 0
-    gradients_of = make_gradients(graph, seed=seed, accumulate=accumulate)
 
-    def applied(state: TrainState, gradients: Any, summed: Summed) -> TrainState:
+    def applied(graph: Any, state: TrainState, gradients: Any, summed: Summed) -> TrainState:
         updates, optimizer_state = transformation.update(gradients, state.optimizer, state.parameters)
         model = nnx.merge(graph, optax.apply_updates(state.parameters, updates), state.buffers)
         model.project()
@@ -114,13 +114,15 @@ def make_step(
             average=optimizer.average(state.average, parameters, state.updates + 1),
         )
 
-    def update(state: TrainState, batch: dict[str, Array], padded: bool) -> tuple[TrainState, dict[str, Array]]:
-        gradients, summed = gradients_of(state, batch, padded)
+    def update(
+        graph: Any, state: TrainState, batch: dict[str, Array], padded: bool
+    ) -> tuple[TrainState, dict[str, Array]]:
+        gradients, summed = make_gradients(graph, seed=seed, accumulate=accumulate)(state, batch, padded)
         norm = optax.tree.norm(gradients)
         loss = summed.nats + sum(summed.losses.values())
         sound, counted = _verdict(state, loss, norm, allowed=allowed)
         # Not a choice between old and new values, which would hold both in memory.
-        new = jax.lax.cond(sound, applied, lambda state, *_: state, state, gradients, summed)
+        new = jax.lax.cond(sound, functools.partial(applied, graph), lambda state, *_: state, state, gradients, summed)
         new = dataclasses.replace(new, **counted)
         metrics = {
             "loss_nats": summed.nats,
@@ -132,10 +134,10 @@ def make_step(
             "non_finite": new.faults.in_a_row,
         }
         if optimizer.clip_norm is not None:
-            metrics["clip_ratio"] = optimizer.clip_ratio(norm)
+            metrics["clip_ratio"] = optimizer.clip_ratio(gradients)
         return new, metrics | _counts(state, new, non_finite) | _reports(summed)
 
-    return Step(update)
+    return Step(graph, update)
 
 
 def _verdict(state: TrainState, loss: Array, norm: Array, *, allowed: int) -> tuple[Array, dict[str, Any]]:

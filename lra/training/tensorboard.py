@@ -19,7 +19,7 @@ FLUSH_SECONDS = 10
 
 
 class TensorBoard:
-    """Writes lines of metrics as scalars `SPLIT/NAME`, and `SPLIT/NAME/LAYER` for those by layer.
+    """Writes lines of metrics as scalars `SPLIT/NAME`, `SPLIT/NAME/LAYER` and `SPLIT/NAME/LAYER/HEAD`.
 
     Args:
         folder: of the event files; each start of a run adds one.
@@ -46,8 +46,7 @@ class TensorBoard:
 
         scalars = []
         for name, value in line.items():
-            values = {f"/{n}": item for n, item in enumerate(value)} if isinstance(value, list) else {"": value}
-            for suffix, item in values.items():
+            for suffix, item in _items(value):
                 if name != "step" and isinstance(item, int | float) and not isinstance(item, bool):
                     scalars.append(Summary.Value(tag=f"{line['split']}/{name}{suffix}", simple_value=item))
         self._add(step=line["step"], summary=Summary(value=scalars))
@@ -87,3 +86,13 @@ class TensorBoard:
     ) -> None:
         with contextlib.suppress(*() if kind is None else (Exception,)), self._written():  # the first error counts
             self._writer.close()
+
+
+def _items(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a value holds, with its place such as "/3" or "/3/0"; a value that is no list holds itself."""
+    if not isinstance(value, list):
+        yield "", value
+        return
+    for n, item in enumerate(value):
+        for suffix, inner in _items(item):
+            yield f"/{n}{suffix}", inner

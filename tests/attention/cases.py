@@ -80,8 +80,8 @@ def make(name, example, causal, **site):
         return PATTERNS[name](
             **arguments, site=Site(num_heads=HEADS, head_dim=WIDTH, causal=causal, **site), rngs=nnx.Rngs(0)
         )
-    except ValueError:
-        if causal:
+    except ValueError as error:
+        if causal or "no bidirectional form" in str(error):
             return None
         raise
 
@@ -169,14 +169,20 @@ class Arrays:
     term_arrays: TermArrays
 
 
-def arrays(case, rng, poison=True):
-    """Arrays in the case's dtype; entries that nobody may read hold NaN."""
+def tied(pattern, q, k):
+    """The queries [B, T, H, D]; of heads that share the projection, those of the last T keys."""
+    return q if pattern is None else np.where(pattern.shares[:, None], k[:, k.shape[1] - q.shape[1] :], q)
+
+
+def arrays(case, rng, poison=True, pattern=None):
+    """Arrays in the case's dtype, as the pattern's layer projects them; entries that nobody may read hold NaN."""
     w = window(case.pattern, case.example)
     length, extra = count(case.length, w), count(case.extra, w)
     size = length + extra
     dtype = jnp.dtype(case.dtype)
     normal = lambda *shape: rng.normal(size=shape).astype(dtype)  # noqa: E731
     q, k = normal(BATCH, length, HEADS, WIDTH), normal(BATCH, size, HEADS, WIDTH)
+    q = tied(pattern, q, k)
     v, d_out = normal(BATCH, size, HEADS, case.values), normal(BATCH, length, HEADS, case.values)
     valid = _valid(case.padding, length, extra, rng)
     fields = {}
@@ -209,7 +215,7 @@ def _valid(padding, length, extra, rng):
 def _term(case, rng, dtype):
     wide = accumulator(dtype)
     if case.term == "rotary":
-        made = Rotary(num_heads=HEADS, head_dim=WIDTH, rngs=nnx.Rngs(0))()
+        made = Rotary(num_layers=1, width=HEADS * WIDTH, num_heads=HEADS, head_dim=WIDTH, rngs=nnx.Rngs(0))()
         made = dataclasses.replace(made, frequencies=made.frequencies.astype(wide))
         return (made,), TermArrays("rotary", frequencies=np.asarray(made.frequencies, np.float64))
     if case.term == "alibi":

@@ -15,6 +15,11 @@ class TermArrays:
     scores: np.ndarray | None = None  # [H, R], by min(|distance|, R - 1)
     values: np.ndarray | None = None  # [R, E]
 
+    def heads(self, first, last):
+        """What it knows of these heads."""
+        cut = lambda x: None if x is None else x[first:last]  # noqa: E731
+        return dataclasses.replace(self, slopes=cut(self.slopes), scores=cut(self.scores))
+
 
 def rotate(x, position, frequencies, sign=1.0):
     half = len(frequencies)
@@ -24,12 +29,28 @@ def rotate(x, position, frequencies, sign=1.0):
     return np.concatenate([a * cos - b * sin, a * sin + b * cos, rest], axis=-1)
 
 
+def combined(q, k, v, sets, combination, scale, term, d_out, q_pos, k_pos):
+    """`attend` by several sets of keys, booleans or soft weights [B,H,T,S] each: one softmax over their union, one in
+    which a key counts once for each set that holds it ("rounds"), or the mean of one for each set that is not empty."""
+    arrays = q, k, v
+    if combination == "union":
+        return attend(*arrays, np.max(sets, axis=0), scale, term, d_out, q_pos, k_pos)
+    if combination == "rounds":
+        return attend(*arrays, np.sum(sets, axis=0), scale, term, d_out, q_pos, k_pos)
+    count = np.sum([each.any(-1) for each in sets], axis=0).swapaxes(1, 2)[..., None]  # [B, T, H, 1]
+    share = 1 / np.maximum(count, 1)
+    parts = [attend(*arrays, each, scale, term, d_out * share, q_pos, k_pos) for each in sets]
+    gradients = {name: sum(part[1][name] for part in parts) for name in parts[0][1]}
+    return sum(part[0] for part in parts) * share, gradients
+
+
 def attend(q, k, v, allowed, scale, term, d_out, q_pos, k_pos):
     """Output and the gradients of sum(out * d_out) by q, k, v and the term's arrays.
 
-    q [B,T,H,D], k [B,S,H,D], v [B,S,H,E], allowed [B,H,T,S], positions [B or 1,T] and [B or 1,S]. Entries that nobody
-    may read count as 0.
+    q [B,T,H,D], k [B,S,H,D], v [B,S,H,E], positions [B or 1,T] and [B or 1,S]; allowed [B,H,T,S], booleans or how much
+    a key counts. Entries that nobody may read count as 0.
     """
+    times, allowed = allowed.astype(np.float64), allowed > 0
     q = np.where(allowed.any((1, 3))[:, :, None, None], q.astype(np.float64), 0)
     read = allowed.any((1, 2))[:, :, None, None]
     k, v = np.where(read, k.astype(np.float64), 0), np.where(read, v.astype(np.float64), 0)
@@ -47,7 +68,7 @@ def attend(q, k, v, allowed, scale, term, d_out, q_pos, k_pos):
     s = np.where(allowed, s, -np.inf)
     top = np.max(s, axis=-1, keepdims=True)
     top = np.where(np.isfinite(top), top, 0)
-    p = np.exp(s - top)
+    p = np.exp(s - top) * times
     total = p.sum(-1, keepdims=True)
     p = p / np.where(total > 0, total, 1)
     out = np.einsum("bhts,bshe->bthe", p, v)

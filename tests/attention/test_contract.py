@@ -12,6 +12,8 @@ from lra.attention import PATTERNS, Visibility, dense
 from lra.attention.precision import accumulator
 from tests.attention import cases, oracle
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 CAUSAL = [p for p in cases.PATTERN_EXAMPLES if cases.make(*p, causal=True) is not None]
 each_pattern = pytest.mark.parametrize(("name", "example"), cases.PATTERN_EXAMPLES)
 first_else_slow = pytest.mark.parametrize(
@@ -27,40 +29,75 @@ def run(pattern, q, k, v, visibility=None, terms=(), **options):
 
 
 def check(case, rng):
-    """Arrangement == rule: output and gradients of q, k, v and the terms, against NumPy in float64."""
+    """Arrangement == rules: output and gradients of q, k, v and the terms, against NumPy in float64."""
     with jax.enable_x64(case.dtype == "float64"):
         pattern = cases.make(case.pattern, case.example, case.causal, value_dim=case.values)
-        a = cases.arrays(case, rng)
-        sizes, visibility, wide = (a.q.shape[1], a.k.shape[1]), a.visibility or Visibility(), accumulator(a.q.dtype)
-        allowed = np.asarray(dense.visible(pattern, *sizes, visibility))
-        allowed = np.broadcast_to(allowed, (cases.BATCH, *allowed.shape[1:]))
-        places = [np.asarray(side.position) for side in pattern.entries(*sizes, visibility)]
-        summarise = lambda k, v: pattern.summarise(k, v, visibility)  # noqa: E731
-        (k, v), back = jax.vjp(summarise, *(jnp.asarray(x, wide) for x in (a.k, a.v)))
-        k, v = np.asarray(k), np.asarray(v)
-        want, gradients = oracle.attend(a.q, k, v, allowed, cases.WIDTH**-0.5, a.term_arrays, a.d_out, *places)
-        gradients["k"], gradients["v"] = back((jnp.asarray(gradients["k"], wide), jnp.asarray(gradients["v"], wide)))
+        a = cases.arrays(case, rng, pattern=pattern)
+        selection = pattern.select(*map(jnp.asarray, (a.q, a.k)), visibility=a.visibility)
+        want, gradients = expected(pattern, a, selection)
 
         @jax.jit
-        def both(q, k, v, term, visibility, d_out):
-            out, pull = jax.vjp(lambda q, k, v, term: run(pattern, q, k, v, visibility, term), q, k, v, term)
-            return out, pull(d_out)
+        def both(q, k, v, term, visibility, d_out, selection):
+            def out(q, k, v, term):
+                return run(pattern, q, k, v, visibility, term, selection=selection)
 
-        out, (dq, dk, dv, dt) = both(*map(jnp.asarray, (a.q, a.k, a.v)), a.term, a.visibility, jnp.asarray(a.d_out))
+            value, pull = jax.vjp(out, q, k, v, term)
+            return value, pull(d_out)
+
+        arrays = map(jnp.asarray, (a.q, a.k, a.v))
+        out, (dq, dk, dv, dt) = both(*arrays, a.term, a.visibility, jnp.asarray(a.d_out), selection)
         assert out.dtype == a.q.dtype
         got = {"q": dq, "k": dk, "v": dv}
         if a.term_arrays.kind in ("alibi", "table"):
             got |= {name: getattr(dt[0], name) for name in ("slopes", "scores", "values") if hasattr(dt[0], name)}
         tolerance = cases.TOLERANCE[case.dtype]
         assert oracle.error(out, want) < tolerance
-        empty = ~allowed.any(-1)
-        np.testing.assert_array_equal(np.asarray(out)[empty.swapaxes(1, 2)], 0)
+        empty = ~dense.visible(pattern, a.q.shape[1], a.k.shape[1], a.visibility, selection).any(-1)
+        np.testing.assert_array_equal(
+            np.asarray(out)[np.broadcast_to(empty, (cases.BATCH, *empty.shape[1:])).swapaxes(1, 2)], 0
+        )
         for part, value in got.items():
             assert oracle.error(value, gradients[part]) < tolerance, part
 
 
+def expected(pattern, a, selection):
+    """The oracle's output and gradients, for each of the pattern's parts by its own rules."""
+    sizes, visibility, wide = (a.q.shape[1], a.k.shape[1]), a.visibility or Visibility(), accumulator(a.q.dtype)
+    outs, gradients, first = [], {}, 0
+    for part, own in zip(pattern.parts, pattern.selections(selection), strict=True):
+        last = first + part.num_heads
+        sets = dense.sets(part, *sizes, visibility, own)
+        sets = [np.broadcast_to(each, (cases.BATCH, *each.shape[1:])) for each in sets]
+        places = [np.asarray(side.position) for side in part.entries(*sizes, visibility, own)]
+        weights = [term.score(None, *(jnp.asarray(x)[:, None, None] for x in places), 1.0) for term in part.own_terms]
+        sets = [each * np.exp(sum(np.asarray(x)[:, 0] for x in weights)) for each in sets] if weights else sets
+
+        def prepare(q, k, v, part=part):
+            q, k = part.prepare(q, k)
+            return (q, *part.summarise(k, v, visibility))
+
+        # NaN in what nobody may read would be NaN in the gradient of `prepare`, which gets 0 for it.
+        heads = [jnp.nan_to_num(jnp.asarray(x[:, :, first:last], wide)) for x in (a.q, a.k, a.v)]
+        prepared, back = jax.vjp(prepare, *heads)
+        scale = part.scale or cases.WIDTH**-0.5
+        out, found = oracle.combined(
+            *map(np.asarray, prepared), sets, part.combination, scale, a.term_arrays.heads(first, last),
+            a.d_out[:, :, first:last], *places,
+        )  # fmt: skip
+        found |= dict(zip("qkv", back(tuple(jnp.asarray(found[name], wide) for name in "qkv")), strict=True))
+        outs.append(out)
+        for name, value in found.items():
+            gradients.setdefault(name, []).append(np.asarray(value))
+        first = last
+    axes = {"q": 2, "k": 2, "v": 2, "slopes": 0, "scores": 0}
+    joined = {
+        name: np.concatenate(values, axes[name]) if name in axes else sum(values) for name, values in gradients.items()
+    }
+    return np.concatenate(outs, axis=2), joined
+
+
 @pytest.mark.parametrize("case", [case for name in PATTERNS for case in cases.pairwise(name)], ids=str)
-def test_arrangement_equals_rule(case, rng, quick_compilation):
+def test_arrangement_equals_rule(case, rng):
     check(case, rng)
 
 
@@ -73,22 +110,27 @@ def test_arrangement_equals_rule_sampled(case, rng):
 def plain(name, example, rng, length, extra=0, padding="none", packed=False, causal=None, values=cases.WIDTH):
     causal = (name, example) in CAUSAL if causal is None else causal
     case = cases.Case(name, example, causal, str(length), str(extra), padding, packed, "none", "float32", values)
-    return cases.make(name, example, causal, value_dim=values), cases.arrays(case, rng, poison=False)
+    pattern = cases.make(name, example, causal, value_dim=values)
+    return pattern, cases.arrays(case, rng, poison=False, pattern=pattern)
 
 
 @each_causal
 def test_later_tokens_change_nothing(name, example, rng):
+    """Where a pattern's selection may look at later tokens, with the selection kept: values never leak."""
     pattern, a = plain(name, example, rng, length=41, extra=5, causal=True)
-    before = np.asarray(run(pattern, a.q, a.k, a.v))
-    grid = np.asarray(dense.visible(pattern, 41, 46))
+    chosen = pattern.select(a.q, a.k)
+    before, grid = np.asarray(run(pattern, a.q, a.k, a.v)), np.asarray(dense.visible(pattern, 41, 46, selection=chosen))
     for t in (0, 13, 39):
         q, k, v = a.q.copy(), a.k.copy(), a.v.copy()
         for x in (q[:, t + 1 :], k[:, t + 6 :], v[:, t + 6 :]):
             x[...] = rng.normal(size=x.shape) * 9
-        after = np.asarray(run(pattern, q, k, v))
-        if pattern.promise.sorts:
-            again = np.asarray(dense.visible(pattern, 41, 46))
+        q = cases.tied(pattern, q, k)
+        if pattern.promise.causal == "strict":
+            chosen = pattern.select(q, k)
+            again = np.asarray(dense.visible(pattern, 41, 46, selection=chosen))
             np.testing.assert_array_equal(again[:, :, : t + 1], grid[:, :, : t + 1])
+        after = np.asarray(run(pattern, q, k, v, selection=chosen))
+        if pattern.promise.sorts:
             assert oracle.error(after[:, : t + 1], before[:, : t + 1]) < 1e-6
         else:
             np.testing.assert_array_equal(after[:, : t + 1], before[:, : t + 1])
@@ -96,7 +138,7 @@ def test_later_tokens_change_nothing(name, example, rng):
 
 
 @each_causal
-def test_one_query_at_a_time_equals_the_full_pass(name, example, rng, quick_compilation):
+def test_one_query_at_a_time_equals_the_full_pass(name, example, rng):
     pattern, a = plain(name, example, rng, length=13, causal=True)
     if pattern.promise.decode != "exact":
         pytest.skip("promises no exact decoding")
@@ -112,11 +154,13 @@ def test_one_query_at_a_time_equals_the_full_pass(name, example, rng, quick_comp
 
 
 @each_causal
-def test_segments_after_memory_equal_one_pass(name, example, rng, quick_compilation):
+def test_segments_after_memory_equal_one_pass(name, example, rng):
     """Borders stay where they are in the one pass, whatever the memory slots that are still empty hold."""
     pattern, a = plain(name, example, rng, length=24, causal=True)
     if not pattern.promise.memory:
         pytest.skip("promises no memory")
+    if pattern.promise.causal == "selection":
+        pytest.skip("what is chosen in a part of a row is not what is chosen in the whole row")
     attend = jax.jit(functools.partial(run, pattern))
     parts = []
     for start in (0, 8, 16):
@@ -147,10 +191,14 @@ def test_rows_that_read_nothing_are_zero_and_pass_no_gradient(name, example, sid
 @each_pattern
 def test_nan_in_entries_that_nobody_may_read(name, example, rng):
     pattern, a = plain(name, example, rng, length=3, extra=60)
-    read = dense.reads(pattern, 3, 63).any((0, 1, 2))
+    selection = pattern.select(a.q, a.k)
+    if selection is not None:
+        pytest.skip("looks at all valid keys to choose among them")
+    read = dense.reads(pattern, 3, 63, selection=selection).any((0, 1, 2))
     poisoned = [np.where(read[None, :, None, None], x, np.nan).astype(np.float32) for x in (a.k, a.v)]
-    out, pull = jax.vjp(lambda k, v: run(pattern, a.q, k, v), a.k, a.v)
-    bad, bad_pull = jax.vjp(lambda k, v: run(pattern, a.q, k, v), *poisoned)
+    attend = functools.partial(run, pattern, a.q, selection=selection)
+    out, pull = jax.vjp(attend, a.k, a.v)
+    bad, bad_pull = jax.vjp(attend, *poisoned)
     np.testing.assert_array_equal(out, bad)
     for x, y in zip(pull(jnp.ones_like(out)), bad_pull(jnp.ones_like(out)), strict=True):
         np.testing.assert_array_equal(x, y)
@@ -172,7 +220,7 @@ def test_packed_documents_equal_themselves_alone(name, example, rng):
 def test_the_amount_of_padding_changes_nothing(name, example, rng):
     pattern, a = plain(name, example, rng, length=19)
     want = run(pattern, a.q, a.k, a.v)
-    for left, right in ((0, 7), (13, 0), (5, 31)):
+    for left, right in ((13, 0), (5, 31)):
         q, k, v = (np.pad(x, ((0, 0), (left, right), (0, 0), (0, 0)), constant_values=np.nan) for x in (a.q, a.k, a.v))
         valid = jnp.asarray(np.pad(np.ones((1, 19), bool), ((0, 0), (left, right))))
         out = run(pattern, q, k, v, Visibility.tokens(valid=valid))
@@ -205,7 +253,7 @@ def test_vmap_over_an_extra_axis_equals_a_loop(name, example, rng):
 
 
 @first_else_slow
-def test_jit_and_remat_change_nothing(name, example, rng, quick_compilation):
+def test_jit_and_remat_change_nothing(name, example, rng):
     pattern, a = plain(name, example, rng, length=29, extra=4)
     key = jax.random.key(7)
     options = {"train": True, "key": key} if pattern.promise.dropout else {}
@@ -215,23 +263,24 @@ def test_jit_and_remat_change_nothing(name, example, rng, quick_compilation):
         return jnp.sum(run(pattern, q, k, v, **options) ** 2)
 
     want = jax.grad(value, argnums=(0, 1, 2))(a.q, a.k, a.v)
-    for changed in (jax.jit(value), jax.checkpoint(value)):
-        for x, y in zip(jax.grad(changed, argnums=(0, 1, 2))(a.q, a.k, a.v), want, strict=True):
-            assert oracle.error(x, y) < 1e-6
+    got = jax.jit(jax.grad(jax.checkpoint(value), argnums=(0, 1, 2)))(a.q, a.k, a.v)
+    for x, y in zip(got, want, strict=True):
+        assert oracle.error(x, y) < 1e-6
 
 
 @first_else_slow
-def test_dropout_same_key_same_result_and_right_mean(name, example, rng, quick_compilation):
+def test_dropout_same_key_same_result_and_right_mean(name, example, rng):
     causal = (name, example) in CAUSAL
     if not cases.make(name, example, causal).promise.dropout:
         pytest.skip("promises no dropout")
     pattern = cases.make(name, example, causal, dropout=0.4)
     _, a = plain(name, example, rng, length=19)
     keys = jax.random.split(jax.random.key(3), 400)
-    draw = functools.partial(run, pattern, a.q, a.k, a.v, train=True)
+    selection = pattern.select(a.q, a.k, train=True)
+    draw = functools.partial(run, pattern, a.q, a.k, a.v, train=True, selection=selection)
     np.testing.assert_array_equal(draw(key=keys[0]), draw(key=keys[0]))
     assert np.abs(draw(key=keys[0]) - draw(key=keys[1])).max() > 0.1
-    kept = run(pattern, a.q, a.k, a.v, key=keys[0], train=False)
+    kept = run(pattern, a.q, a.k, a.v, key=keys[0], train=False, selection=selection)
     sample = jax.vmap(lambda key: draw(key=key))(keys)
     spread = np.asarray(sample.std(0)) / np.sqrt(len(keys))
     assert np.mean(np.abs(sample.mean(0) - kept) <= 4 * spread + 1e-6) > 0.99
@@ -240,7 +289,7 @@ def test_dropout_same_key_same_result_and_right_mean(name, example, rng, quick_c
 
 
 @first_else_slow
-def test_dropout_gradient_is_that_of_the_same_mask(name, example, rng, quick_compilation):
+def test_dropout_gradient_is_that_of_the_same_mask(name, example, rng):
     """Finite differences of the sampled function, with its key fixed."""
     causal = (name, example) in CAUSAL
     rate = 0.4 if cases.make(name, example, causal).promise.dropout else 0.0

@@ -99,7 +99,7 @@ def test_blocks_equal_dense(tokens, options, seed):
     valid = jnp.asarray(rng.random((BATCH, length + extra)) < 0.8)
     rule, terms = (
         Band(options["before"], options["after"], options["step"]),
-        (ALiBi(num_heads=HEADS, head_dim=WIDTH, rngs=None)(),),
+        (ALiBi(num_layers=1, width=HEADS * WIDTH, num_heads=HEADS, head_dim=WIDTH, rngs=None)(),),
     )
     t, s = np.arange(extra, length + extra)[:, None], np.arange(length + extra)
     allowed = jnp.asarray(rule.reads(t, s)) & valid[:, None, extra:, None] & valid[:, None, None]

@@ -18,9 +18,9 @@ def test_pairs_are_those_of_the_grid(name, example, causal, queries, keys):
     pattern = cases.make(name, example, causal=causal)
     if pattern is None:
         pytest.skip("the pattern has no such form")
-    key = jax.random.key(3)
-    want = int(np.sum(dense.visible(pattern, queries, keys, key=key)))
-    assert dense.pairs(pattern, queries, keys, key) == want > 0
+    selection = dense.drawn(pattern, queries, keys, jax.random.key(3))
+    want = int(np.sum(dense.visible(pattern, queries, keys, selection=selection)))
+    assert dense.pairs(pattern, queries, keys, selection) == want > 0
 
 
 def make(cls, heads=12, causal=True, **arguments):

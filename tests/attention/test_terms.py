@@ -13,7 +13,7 @@ from lra.attention.terms import Range, distances
 from tests.attention import oracle
 
 HEADS, WIDTH = 3, 10
-SIZES = {"num_heads": HEADS, "head_dim": WIDTH, "rngs": nnx.Rngs(0)}
+SIZES = {"num_layers": 2, "width": HEADS * WIDTH, "num_heads": HEADS, "head_dim": WIDTH, "rngs": nnx.Rngs(0)}
 
 
 def rotated(x, position, base, fraction):
@@ -73,7 +73,7 @@ def test_rotary_scores_depend_on_distance_only(rng):
     ],
 )
 def test_alibi_slopes(heads, slopes):
-    term = ALiBi(num_heads=heads, head_dim=4, rngs=nnx.Rngs(0))()
+    term = ALiBi(num_layers=1, width=4 * heads, num_heads=heads, head_dim=4, rngs=nnx.Rngs(0))()
     np.testing.assert_allclose(term.slopes, slopes, rtol=1e-7)
     position = jnp.asarray([[[[4, 9]]]], jnp.int32)
     away = -np.asarray([[0, 5], [5, 0]])

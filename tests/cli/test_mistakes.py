@@ -324,6 +324,20 @@ def test_an_evaluation_out_of_range(trained, refused, flags, words):
     refused(["eval", "tiny.gin", *flags.split()], *words)
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--by distances", ["no --by 'distances'", "there is distance"]),
+        ("--png by.png", ["--png draws what --by shows", "add --by", "distance"]),
+        ("--by distance --png there/by.png", ["cannot write there/by.png", "No such file", "--png"]),
+        ("--by distance --png .", ["cannot write .", "Is a directory", "--png"]),
+    ],
+)
+def test_what_cannot_stand_beside_a_score(refused, flags, words):
+    """Before the run is looked for."""
+    refused(["eval", "tiny.gin", *flags.split()], *words)
+
+
 def test_a_score_that_is_not_finite(trained, refused, monkeypatch):
     def fails(*_, **__):
         raise FloatingPointError("the model's score of text_file test is nan after 5 tokens")
@@ -373,12 +387,13 @@ def test_a_drawing_that_cannot_be(refused, command, words):
     refused(["attention", "show", *command.split()], *words)
 
 
-def test_a_png_without_matplotlib(lra, monkeypatch, workplace):
+@pytest.mark.parametrize("command", ["attention show full", "eval tiny.gin --by distance"])
+def test_a_png_without_matplotlib(lra, monkeypatch, workplace, command):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    result = lra("attention", "show", "full", "--png", "full.png")
+    result = lra(*command.split(), "--png", "a.png")
     assert result.status == 2
     assert result.err == "lra: a PNG needs matplotlib, which is not installed: pip install 'lra[plots]'\n"
-    assert not (workplace / "full.png").exists()
+    assert not (workplace / "a.png").exists()
 
 
 # benchmarks

@@ -37,6 +37,9 @@ class Corpus:
         assert split == "test"
         return self._tokens
 
+    def scored(self, split: str) -> None:
+        return None
+
     def num_bytes(self, split: str, limit: int | None = None) -> int:
         return self.vocabulary.num_bytes(self.tokens(split)[:limit])
 

@@ -1,4 +1,5 @@
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -91,10 +92,17 @@ def test_an_experiment_knows_its_tokens_and_epochs(tiny):
         (lambda: Adafactor(clipping_threshold=0.5), "Adafactor.clipping_threshold"),
         (lambda: Adafactor(factored_from=0), "Adafactor.factored_from"),
         (lambda: Adagrad(initial=-1.0), "Adagrad.initial"),
+        (lambda: Adagrad(clip_array_norm=0.0), "Adagrad.clip_array_norm"),
         (lambda: SGD(momentum=1.0), "SGD.momentum"),
         (lambda: SGD(nesterov=True), "SGD.nesterov"),
         (lambda: Lion(b2=1.0), "Lion.b2"),
         (lambda: Group(pattern="*", rate=0.0), "Group.rate"),
+        (lambda: Group(pattern="*", clip_norm=0.0), "Group.clip_norm"),
+        (lambda: Optimizer(update=Adam, schedule=lambda: Constant(0.1), update_every=0), "Optimizer.update_every is 0"),
+        (
+            lambda: Optimizer(update=Adam, schedule=lambda: Constant(0.1), update_every_after=9),
+            "update_every_after is 9, but needs to be 0",
+        ),
         (lambda: Optimizer(update=Adam, schedule=lambda: Constant(0.1), clip_norm=0.0), "Optimizer.clip_norm"),
         (lambda: Optimizer(update=Adam, schedule=lambda: Constant(0.1), ema_decay=1.0), "Optimizer.ema_decay"),
     ],
@@ -185,6 +193,54 @@ def test_new_rules_have_their_closed_forms():
             np.testing.assert_allclose(step["w"], -0.1 * expected(i), rtol=1e-5)
 
 
+def test_adagrad_that_clips_by_array_is_that_of_the_released_code():
+    """facebookresearch/adaptive-span, 27b815fee821: five steps, of which most are clipped; w1 as a stack of layers."""
+    with np.load(Path(__file__).with_name("optimisers.npz")) as stored:
+        want = dict(stored)
+    update = functools.partial(Adagrad, initial=0.0, eps=1e-20, clip_array_norm=0.03)
+    optimizer = Optimizer(update=update, schedule=functools.partial(Linear, 0.07, 3, final=0.07))
+    transformation = optimizer.transformation(5)
+
+    def arranged(prefix):
+        found = [jnp.asarray(want[f"{prefix}{name}"]) for name in ("w1", "b1", "w2")]
+        return {"stack": {"layers": [{"w1": found[0][None]}]}, "b1": found[1], "w2": found[2]}
+
+    parameters, ratios = arranged("weights/adagrad/"), []
+    state = transformation.init(parameters)
+    for n in range(5):
+        gradients = arranged(f"grads/adagrad/step{n}/")
+        updates, state = transformation.update(gradients, state, parameters)
+        parameters = jax.tree.map(lambda x, y: x + y, parameters, updates)
+        np.testing.assert_allclose(optimizer.learning_rate(n, 5), want["outputs/adagrad/lr_used"][n], rtol=1e-6)
+        after = f"outputs/adagrad/step{n}/"
+        for got, known in ((parameters, arranged(after)), (state[0].sum_of_squares, arranged(f"{after}sum_"))):
+            jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), got, known)
+        ratios += [0.03 / np.linalg.norm(x) for x in jax.tree.leaves(gradients)]
+    assert min(ratios) < 0.5
+
+
+def test_arrays_are_clipped_in_each_layer():
+    """Norms are 0.5 and 50, and 50.0025 of both; unclipped, Adagrad's first step is 1 everywhere."""
+    transformation = Adagrad(initial=0.0, clip_array_norm=1.0).transformation(lambda step: 1.0)
+    x = jnp.asarray([[0.3, 0.4], [30.0, 40.0]])
+    tree = {"other": x, "stack": {"layers": [{"kernel": x}]}}
+    updates, _ = transformation.update(tree, transformation.init(tree), tree)
+    np.testing.assert_allclose(updates["other"], -np.full((2, 2), 1 / 50.0025), rtol=1e-4)
+    np.testing.assert_allclose(updates["stack"]["layers"][0]["kernel"], [[-1, -1], [-0.02, -0.02]], rtol=1e-4)
+
+
+def test_schedules_of_the_released_transformer_xl():
+    """kimiyoung/transformer-xl, 44781ed21dba: the same without a warm-up; with one, TensorFlow's after the rise."""
+    with np.load(Path(__file__).with_name("optimisers.npz")) as stored:
+        for name, schedule, total, since in (
+            ("txl_pytorch_lr/nowarm", Cosine(0.00025), 40, 0),
+            ("txl_tf_lr_derived/nowarm", Cosine(0.00025, final_ratio=0.01), 40, 0),
+            ("txl_tf_lr_derived/warm", Cosine(0.00025, 10, final_ratio=0.01), 60, 10),
+        ):
+            got = [schedule.rates(total)(step) for step in range(since, total)]
+            np.testing.assert_allclose(got, stored[f"outputs/{name}"][since:], atol=1e-9)
+
+
 def test_groups_have_rates_and_rules_of_their_own(tiny):
     groups = (
         functools.partial(Group, pattern="embedding.*", rate=0.5),
@@ -214,3 +270,42 @@ def test_a_group_that_takes_nothing_is_refused(tiny, pattern):
     experiment = tiny.experiment(optimizer=tiny.optimizer(groups=groups), model=tiny.model(memory=False))
     with pytest.raises(UserError, match=r"takes no parameter.*there are embedding\.embedding, "):
         experiment.build()
+
+
+def test_a_group_with_its_own_clipping_counts_for_nobody_else(tiny):
+    """The norms by hand: of the group alone, and of all others together."""
+    groups = (functools.partial(Group, pattern="embedding.*", clip_norm=0.25),)
+    optimizer = tiny.optimizer(lambda: _Identity(), groups=groups, clip_norm=0.5)
+    experiment = tiny.experiment(optimizer=optimizer, model=tiny.model(memory=False))
+    _, state = experiment.initial()
+    gradients = jax.tree.map(lambda x: jnp.full_like(x, 3.0), state.parameters)
+    sizes = {name: x.size for name, x in named(gradients).items()}
+    own = sizes["embedding.embedding"]
+    transformation = experiment.optimizer.transformation(4)
+    updates, _ = transformation.update(gradients, transformation.init(state.parameters), state.parameters)
+    for name, x in named(updates).items():
+        norm, bound = (own, 0.25) if name.startswith("embedding") else (sum(sizes.values()) - own, 0.5)
+        np.testing.assert_allclose(x, bound / np.sqrt(norm), rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(
+        experiment.optimizer.clip_ratio(gradients), 0.5 / (3 * np.sqrt(sum(sizes.values()) - own)), rtol=1e-5
+    )
+
+
+def test_updates_every_fourth_step_after_the_second():
+    """Gradients of the steps between are averaged; the rate is that of the step; nothing moves in between."""
+    g = np.arange(1, 12, dtype=np.float32)
+    optimizer = Optimizer(
+        update=SGD, schedule=functools.partial(Linear, 0.1, 3, total=11), update_every=4, update_every_after=2
+    )
+    transformation = optimizer.transformation(11)
+    parameters = {"w": jnp.zeros(2)}
+    state, moves = transformation.init(parameters), []
+    for step in range(11):
+        updates, state = transformation.update({"w": jnp.full(2, g[step])}, state, parameters)
+        moves.append(float(updates["w"][0]))
+    rate = [float(optimizer.learning_rate(step, 11)) for step in range(11)]
+    want = np.zeros(11)
+    for steps in ([0], [1], [2, 3, 4, 5], [6, 7, 8, 9]):
+        want[steps[-1]] = -rate[steps[-1]] * g[steps].mean()
+    np.testing.assert_allclose(moves, want, rtol=1e-5)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))

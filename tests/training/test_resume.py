@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from lra.attention import SlidingWindow
+from lra.attention import CompressiveMemory, SlidingWindow
 from lra.data import Streams, Windows
 from lra.training import SGD, Adafactor, Adagrad, Adam, AdamW, Checkpoints, Group, Linear, Lion, make_step
 from lra.training.clock import MACHINE
@@ -32,6 +32,8 @@ CASES = {
     "sgd with momentum": {"update": functools.partial(SGD, momentum=0.9), "data": WINDOWS},
     "lion": {"update": Lion, "data": WINDOWS},
     "groups": {"groups": (functools.partial(Group, pattern="*.kernel", update=Lion, rate=0.1),)},
+    "updates every second step": {"update_every": 2, "update_every_after": 1},
+    "compressive memory": {"memory": functools.partial(CompressiveMemory, length=8, compressed_length=4, rate=2)},
     "accumulation": {"data": ACCUMULATE, "training": {"accumulate": 2}},
     "average": {"ema_decay": 0.5, "training": {"evaluate_weights": "ema"}},
     "bfloat16": {"compute_dtype": "bfloat16"},
@@ -46,14 +48,17 @@ CASES = {
     },
 }  # fmt: skip
 """Every option that carries state or that changes the compiled step. Dropout is on in all."""
-QUICK = ("memory", "windows across epochs", "accumulation", "average", "float16")
+QUICK = ("memory", "windows across epochs", "everything")
 
 
-def build(tiny, data=STREAMS, update=Adam, training=None, stack=None, compute_dtype="float32", **optimizer):
+def build(
+    tiny, data=STREAMS, update=Adam, training=None, stack=None, compute_dtype="float32", memory=None, **optimizer
+):
     windows = data in (WINDOWS, SHORT)
     pattern = functools.partial(SlidingWindow, window=5) if windows else tiny.Full
     stack = functools.partial(tiny.Stack, **{"dropout": 0.1, "scan": True, **(stack or {})})
     model = functools.partial(tiny.model(pattern=pattern, memory=not windows), stack=stack, compute_dtype=compute_dtype)
+    model = model if memory is None else functools.partial(model, memory=memory)
     schedule = functools.partial(Linear, 0.01, 2)
     optimizer = tiny.optimizer(functools.partial(update), schedule, clip_norm=1.0, **optimizer)
     return tiny.experiment(data=data, optimizer=optimizer, model=model, training={"steps": 5, **(training or {})})
@@ -92,8 +97,12 @@ def test_two_and_three_steps_are_five(tiny, run, tmp_path, case):
     assert lines(tmp_path / "run") == lines(tmp_path / "whole")
     assert [line["step"] for line in lines(tmp_path / "run", "valid")] == [2, 5]
     assert lines(tmp_path / "run", "valid")[1] == lines(tmp_path / "whole", "valid")[0]
+    # The schedule is of the configured total: neither the stop nor the resumption changes it.
+    rates = [line["learning_rate"] for line in lines(tmp_path / "run")]
+    np.testing.assert_allclose(rates, [0.005, 0.01, 0.01, 0.02 / 3, 0.01 / 3], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run_and_another_one_another(tiny, run, tmp_path):
     for name, seed in (("one", 0), ("two", 0), ("other", 1)):
         run(tiny.experiment(seed=seed, data=WINDOWS, model=tiny.model(memory=False)), tmp_path / name)
@@ -133,13 +142,3 @@ def test_a_new_process_goes_on_likewise(tiny, run, tmp_path):
     assert not done.stdout
     assert lines(tmp_path / "run") == lines(tmp_path / "whole")
     assert lines(tmp_path / "run")[-1]["loss_nats"] == whole.metrics["loss_nats"]
-
-
-def test_the_rate_goes_on_where_it_was(tiny, run, tmp_path):
-    """The schedule is of the configured total: neither the stop nor the resumption changes it."""
-    schedule = functools.partial(Linear, 0.01, 2)
-    options = {"optimizer": tiny.optimizer(schedule=schedule), "model": tiny.model(memory=False, dropout=0.0)}
-    for steps in (1, 3, 4):
-        run(tiny.experiment(**options), steps=steps)
-    rates = [line["learning_rate"] for line in lines(tmp_path / "run")]
-    np.testing.assert_allclose(rates, [0.005, 0.01, 0.01, 0.005], rtol=1e-6)
