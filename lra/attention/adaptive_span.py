@@ -273,7 +273,7 @@ class AdaptiveSpan(Pattern):
 
     @property
     def reach(self) -> int:
-        return dataclasses.replace(self.rule, max_span=self.window).furthest
+        return SpanRule(self.window, self.own_key, self.causal).furthest
 
     @property
     def own_terms(self) -> Terms:

@@ -297,10 +297,15 @@ class _OwnValue(Pattern):
 
     def __init__(self, stood: Pattern) -> None:
         self.stood, self.causal, self.num_heads = stood.promise, stood.causal, stood.num_heads
+        self.bound = stood.reach
 
     @property
     def promise(self) -> Promise:
         return self.stood
+
+    @property
+    def reach(self) -> int | None:
+        return self.bound
 
     @property
     def rule(self) -> Rule:

@@ -224,15 +224,23 @@ class Layers(nnx.Module):
         """
 
     def pattern(self, i: int) -> Pattern:
-        """Layer i's pattern with its own buffers; they hold random numbers where the model is shapes alone."""
+        """Layer i's pattern with its own values; in a model that is shapes alone, buffers hold random numbers."""
         graph, buffers, rest = nnx.split(self.layers[i % len(self.layers)].attention.pattern, Buffer, ...)
 
-        def own(x: Array) -> Array:
+        def own(x: Any) -> Any:
             if isinstance(x, jax.ShapeDtypeStruct):
-                return jax.random.uniform(jax.random.key(i), x.shape[1:], x.dtype)
+                return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
             return x[i // len(self.layers)]
 
-        pattern: Pattern = nnx.merge(graph, jax.tree.map(own, buffers), rest)
+        def known(x: Any) -> Any:
+            if not isinstance(x, jax.ShapeDtypeStruct):
+                return x
+            if jnp.issubdtype(x.dtype, jnp.integer):
+                return jnp.zeros(x.shape, x.dtype)
+            return jax.random.uniform(jax.random.key(i), x.shape, x.dtype)
+
+        buffers, rest = jax.tree.map(own, (buffers, rest))
+        pattern: Pattern = nnx.merge(graph, jax.tree.map(known, buffers), rest)
         return pattern
 
     @property
