@@ -107,7 +107,7 @@ def eval_command(options: argparse.Namespace) -> None:
         raise UserError(f"{error}: choose other weights with --checkpoint or --weights") from error
     tokens = corpus.tokens(options.split)[: options.partial]
     reference = {}
-    if report.bytes <= REFERENCE_BYTES:
+    if report.bytes <= REFERENCE_BYTES and corpus.scored(options.split) is None:
         reference = compressed(corpus.vocabulary.decode(tokens))
     if options.json:
         shown = report.as_dict() | {"protocol_name": name, "reference_bits_per_byte": reference}

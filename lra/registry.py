@@ -6,6 +6,7 @@ CLASSES: tuple[type, ...] = (
     *attention.PATTERNS.values(),
     attention.ALiBi,
     attention.Attention,
+    attention.CompressiveMemory,
     attention.LearnedDistance,
     attention.Recurrence,
     attention.Rotary,
@@ -15,10 +16,12 @@ CLASSES: tuple[type, ...] = (
     data.Windows,
     evaluation.Block,
     evaluation.Carried,
+    models.AxialPositions,
     models.Decoder,
     models.FeedForward,
     models.GridPositions,
     models.LearnedPositions,
+    models.Reversible,
     models.SinusoidalPositions,
     models.Softmax,
     models.Stack,
@@ -39,6 +42,7 @@ CLASSES: tuple[type, ...] = (
 )
 
 CORPORA: dict[str, type] = {
+    "duplication": data.Duplication,
     "python_source": data.PythonSource,
     "text_file": data.TextFile,
 }

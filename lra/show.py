@@ -15,7 +15,7 @@ from flax import nnx
 from lra import notation
 from lra.attention import EXAMPLE_HEADS, PATTERNS, Memory, Pattern, Site, draw
 from lra.errors import UserError
-from lra.models import Stack
+from lra.models import Layers
 
 LONGEST_DRAWING = 2048
 """Tokens; a grid takes their square. No path among them needs more layers."""
@@ -98,7 +98,7 @@ def example(options: argparse.Namespace) -> Subject:
     return Subject(title, (pattern,))
 
 
-def layers(stack: Stack, options: argparse.Namespace) -> Subject:
+def layers(stack: Layers, options: argparse.Namespace) -> Subject:
     """Layers of a configuration or run, and their memory if it is wanted."""
     first, count = options.layer or 0, options.layers or 1
     if not 0 <= first < stack.num_layers:

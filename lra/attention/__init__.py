@@ -5,6 +5,7 @@ from typing import Any
 from lra.attention.adaptive_span import AdaptiveSpan, adaptive_span
 from lra.attention.block_local import BlockLocal, block_local
 from lra.attention.blockwise import Blockwise, blockwise
+from lra.attention.compressive import CompressiveMemory
 from lra.attention.distance_terms import LearnedDistance, ShawRelative, XLRelative
 from lra.attention.fixed import Fixed, fixed
 from lra.attention.full import Full, full
@@ -51,6 +52,7 @@ __all__ = [
     "Attention",
     "BlockLocal",
     "Blockwise",
+    "CompressiveMemory",
     "Entry",
     "Fixed",
     "Full",

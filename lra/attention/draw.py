@@ -40,13 +40,20 @@ class Drawing:
         heads: the keys that each query reads, slots of memory first: booleans [H, T, M + T].
         filled: which slots hold something: booleans [M].
         name: what is drawn, where there are several; or "".
+        parts: names and numbers of slots of the parts of memory, in order.
         colours: the bucket or cluster of each key: integers [H, M + T], -1 for none; or None.
     """
 
     heads: np.ndarray
     filled: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))
     name: str = ""
+    parts: tuple[tuple[str, int], ...] = ()
     colours: np.ndarray | None = None
+
+    @property
+    def borders(self) -> list[int]:
+        """Where a part of memory begins, but the first, and where the segment does."""
+        return [int(n) for n in np.cumsum([size for _, size in self.parts])]
 
     def distinct(self) -> list[tuple[str, int]]:
         """Heads that read the same, in the same colours, together: their names, and the first of them."""
@@ -80,7 +87,7 @@ class Drawing:
 
     def as_dict(self) -> dict[str, list]:
         """For JSON."""
-        filled = {"filled": self.filled.tolist()} if len(self.filled) else {}
+        filled = {"filled": self.filled.tolist(), "parts": dict(self.parts)} if len(self.filled) else {}
         labels = {} if self.colours is None else {"labels": self.colours.tolist()}
         return filled | labels | {"visible": self.heads.tolist(), "sparsity": [sparsity(grid) for grid in self.heads]}
 
@@ -109,12 +116,17 @@ def carried(pattern: Pattern, memory: Memory, length: int, segments: int) -> lis
     """A row that goes on from segment to segment of `length` tokens, as its memory fills."""
     drawings, state = [], memory.initial(1, train=True)
     for n in range(segments):
-        remembered, filled = memory.read(state)
-        _, slots, width = remembered.shape
-        drawing = _drawing(pattern, length, slots + length, Visibility().after(filled, length))
-        name = f"segment {n + 1}, {int(filled.sum())} of {slots} slots filled"
-        drawings.append(dataclasses.replace(drawing, filled=np.asarray(filled)[0], name=name))
-        state, _ = memory.update(state, jnp.zeros((1, length, width), remembered.dtype), None)
+        past = memory.read(state)
+        _, slots, width = past.inputs.shape
+        drawing = _drawing(pattern, length, slots + length, Visibility().after(past.filled, length, past.positions))
+        filled, ends = np.asarray(past.filled)[0], np.cumsum([size for _, size in past.parts])
+        counts = [
+            f"{int(part.sum())} of {len(part)}" + f" {name}" * (len(past.parts) > 1)
+            for (name, _), part in zip(past.parts, np.split(filled, ends[:-1]), strict=True)
+        ]
+        name = f"segment {n + 1}, {' and '.join(counts)} slots filled"
+        drawings.append(dataclasses.replace(drawing, filled=filled, name=name, parts=past.parts))
+        state, _, _ = memory.update(state, jnp.zeros((1, length, width), past.inputs.dtype), None, None, False)
     return drawings
 
 
@@ -127,14 +139,18 @@ def _drawing(pattern: Pattern, queries: int, keys: int, visibility: Visibility |
 
 
 def text(drawings: Sequence[Drawing], title: str) -> str:
-    """Drawings in block characters: a row a query, slots of memory left of a line, nothing where one is empty."""
+    """Drawings in block characters: a row a query, parts of memory left of lines, nothing where a slot is empty.
+
+    The line before the segment is whole, those between parts of memory are broken.
+    """
     parts = [title]
     for drawing in drawings:
-        slots = len(drawing.filled)
+        lines = ["┊"] * (len(drawing.parts) - 1) + ["│"] * bool(drawing.parts)
         for heading, cells in drawing.panels():
             rows = _wide(cells) if cells.shape[1] <= WIDE else _narrow(cells)
-            lines = ("".join([*row[:slots], "│" * (slots > 0), *row[slots:]]).rstrip() for row in rows)
-            parts.append("\n".join([heading, *lines]))
+            for border, line in reversed(list(zip(drawing.borders, lines, strict=True))):
+                rows = [[*row[:border], line, *row[border:]] for row in rows]
+            parts.append("\n".join([heading, *("".join(row).rstrip() for row in rows)]))
     return "\n\n".join(parts)
 
 
@@ -160,7 +176,8 @@ def _narrow(cells: np.ndarray) -> list[list[str]]:
 def png(drawings: Sequence[Drawing], path: Path, title: str, *, columns: int = 4, inches: float = 4.0) -> None:
     """Writes drawings as PNG, a panel for each head that differs; needs the extra `plots`.
 
-    Slots of memory have negative numbers, the newest -1; empty ones are grey. The headings of the panels are the
+    Slots of memory have negative numbers, the newest -1; empty ones are grey; a line stands before the segment, and
+    broken ones between parts of memory. The headings of the panels are the
     picture's `Description`.
 
     Args:
@@ -170,7 +187,7 @@ def png(drawings: Sequence[Drawing], path: Path, title: str, *, columns: int = 4
     Raises:
         UserError: matplotlib is missing, or the file cannot be written.
     """
-    panels = [(len(drawing.filled), *panel) for drawing in drawings for panel in drawing.panels()]
+    panels = [(drawing.borders, *panel) for drawing in drawings for panel in drawing.panels()]
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     tallest = max(len(cells) / cells.shape[1] for _, _, cells in panels)
@@ -179,16 +196,17 @@ def png(drawings: Sequence[Drawing], path: Path, title: str, *, columns: int = 4
     font = min(10.0, 3 * inches + 1)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
-    for axis, (slots, heading, cells) in zip(axes, panels, strict=False):
-        length, keys = cells.shape
+    for axis, (borders, heading, cells) in zip(axes, panels, strict=False):
+        (length, keys), slots = cells.shape, max(borders, default=0)
         axis.set_facecolor("0.8")  # shows where nothing is painted
         place = {"interpolation": "nearest", "extent": (-slots - 0.5, keys - slots - 0.5, length - 0.5, -0.5)}
         axis.imshow(np.ma.masked_where(cells == EMPTY, cells >= READS), cmap="Blues", vmin=0, vmax=1.3, **place)
         if cells.max() > READS:
             numbers = (cells - READS - 1) % _COLOURS
             axis.imshow(np.ma.masked_where(cells <= READS, numbers), cmap="tab20", vmin=0, vmax=_COLOURS - 1, **place)
-        if slots:
-            axis.axvline(-0.5, color="black", linewidth=1)
+        for border in borders:
+            style = "-" if border == slots else "--"
+            axis.axvline(border - slots - 0.5, color="black", linewidth=1, linestyle=style)
         if keys <= WIDE:
             axis.set_xticks(np.arange(-slots, keys - slots) - 0.5, minor=True)
             axis.set_yticks(np.arange(length) - 0.5, minor=True)

@@ -67,6 +67,11 @@ class Heads(Pattern):
     def rule(self) -> Rule:
         return HeadsRule(tuple(group.rule for group in self.groups), self.bounds)
 
+    def limited(self, keys: int) -> Pattern:
+        copy = nnx.merge(*nnx.split(self))
+        copy.groups = nnx.List([group.limited(keys) for group in self.groups])
+        return copy
+
     @property
     def reach(self) -> int | None:
         bounds = [group.reach for group in self.groups]
@@ -136,6 +141,10 @@ class Heads(Pattern):
                     "holds all heads: ask each of Heads.parts, or draw by `dense.reads`"
                 )
         return super().entries(queries, keys, visibility, selection)
+
+    @property
+    def own_values(self) -> bool:
+        return any(group.own_values for group in self.groups)
 
     @property
     def parts(self) -> tuple[Pattern, ...]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from lra.attention.core import Terms
 from lra.attention.initialisers import initialiser
+from lra.attention.memory import Memory
 from lra.attention.pattern import Attended, Inputs, Pattern, Projection, Site, require
+from lra.attention.precision import accumulator
+from lra.attention.probe import observed
 from lra.attention.visibility import Array, Visibility
 
 SELECTION = "selection"
@@ -81,6 +85,7 @@ class Attention(nnx.Module):
         span: int | None = None,
         key: Array | None = None,
         train: bool = False,
+        parts: tuple[tuple[str, int], ...] = (),
         selection: Any = None,
     ) -> Attended:
         """Attention for the last `length` of the inputs.
@@ -93,45 +98,92 @@ class Attention(nnx.Module):
             span: tokens from the oldest key to the last query, for keys that stand for several; None for S.
             key: random key of this layer and step.
             train: whether dropout and updates of buffers are on.
+            parts: names and sizes of the parts of a memory that stand before the segment, in order.
             selection: what an earlier pass over the same inputs returned as its selection; None to select.
 
         Returns:
-            Attended with out [B, T, C].
+            Attended with out [B, T, C]. In training its metrics have the mean share of the weights of each part of the
+            memory and of the segment: "share/memory", "share/segment".
         """
         if visibility is not None:
             padded = visibility.q_valid is not None or visibility.k_valid is not None
             packed = visibility.q_segment is not None
             require(self.pattern.promise, type(self.pattern).__name__, padding=padded, packing=packed)
         self.pattern.check_length(length)
-        if span is None:
-            inputs, visibility = self._within_reach(inputs, length, visibility)
-        own = inputs[:, inputs.shape[1] - length :]
-        q, k, v = self._project(inputs, length)
+        parts = (*parts, ("segment", length)) if parts and train and not self.pattern.own_values else ()
+        attended = self._attended(
+            inputs, length, lambda v: _marked(v, parts),
+            visibility=visibility, terms=terms, span=span, key=key, train=train, selection=selection,
+        )  # fmt: skip
+        out, weights = jnp.split(attended.out, [self.head_dim], axis=-1)
+        metrics = {**attended.metrics, **_by_part(parts, weights, visibility)}
+        return dataclasses.replace(attended, out=self.output(out.reshape(*out.shape[:2], -1)), metrics=metrics)
+
+    @property
+    def reach(self) -> int | None:
+        """Slots of memory that the pattern reads at most; None where all count, as for borders in the row."""
+        return self.pattern.reach if self.pattern.promise.packing == "equal" else None
+
+    def check(self, memory: Memory) -> None:
+        """Raises `ValueError` for a memory that asks for what the pattern does not promise."""
+        name = type(self.pattern).__name__
+        require(self.pattern.promise, name, gaps=memory.gaps)
+        if memory.weights and self.pattern.own_values:
+            raise ValueError(
+                f"{type(memory).__name__} asks for the weights that its slots received, but {name} reads values of its "
+                "own in their place: choose another pattern or another compression"
+            )
+
+    def received(self, inputs: Array, length: int, *, terms: Terms, **options: Any) -> Array:
+        """The mean weight, over heads and queries, that each of the inputs [B, S, C] receives: [B, S], no gradient.
+
+        The output is linear in the values, so that its derivative by a value is the sum of the weights on it. Arguments
+        are those of the call.
+        """
+        inputs, terms = jax.lax.stop_gradient((inputs, terms))
+
+        def read(values: Array) -> Array:
+            change = lambda v: jax.lax.stop_gradient(v) + values  # noqa: E731
+            return self._attended(inputs, length, change, terms=terms, train=False, **options).out[..., 0]
+
+        shape = (*inputs.shape[:2], self.num_heads, self.head_dim)
+        out, pull = jax.vjp(read, jnp.zeros(shape, self.value(inputs[:, :1]).dtype))
+        (weights,) = pull(jnp.full_like(out, 1 / (length * self.num_heads)))
+        return weights[..., 0].sum(axis=2)
+
+    def _attended(
+        self,
+        inputs: Array,
+        length: int,
+        change: Callable[[Array], Array],
+        *,
+        visibility: Visibility | None,
+        terms: Terms,
+        span: int | None,
+        key: Array | None,
+        train: bool,
+        selection: Any,
+    ) -> Attended:
+        """What the pattern returns, with its selection, for values that are changed before it sees them."""
+        q, k, v = self.project(inputs, length)
         if selection is None:
             selection = self.pattern.select(q, k, visibility=visibility, key=key, train=train)
             selection = checkpoint_name(selection, SELECTION)
         back = (inputs.shape[1] if span is None else span) - 1
         back = back if self.pattern.reach is None else min(back, self.pattern.reach)
         terms = tuple(term.within(0 if self.pattern.causal else length - 1, back) for term in terms)
-        attended = self.pattern(
-            q, k, v, inputs=Inputs(own, inputs, self._project), visibility=visibility, terms=terms, key=key,
-            train=train, selection=selection,
-        )  # fmt: skip
-        joined = attended.out.reshape(*attended.out.shape[:2], -1)
-        return dataclasses.replace(attended, out=self.output(joined), selection=selection)
+        about = Inputs(inputs[:, inputs.shape[1] - length :], inputs, self.project)
 
-    def _within_reach(
-        self, inputs: Array, length: int, visibility: Visibility | None
-    ) -> tuple[Array, Visibility | None]:
-        """Without the oldest inputs, where the pattern reads none of them: they need no keys and values."""
-        reach, bordered = self.pattern.reach, self.pattern.promise.packing != "equal"
-        if reach is None or bordered or inputs.shape[1] <= reach + length:  # borders are counted from the first key
-            return inputs, visibility
-        keys = reach + length
-        return inputs[:, -keys:], None if visibility is None else visibility.newest(keys)
+        def attend(terms: Terms) -> Attended:
+            return self.pattern(
+                q, k, change(v), inputs=about, visibility=visibility, terms=terms, key=key, train=train,
+                selection=selection,
+            )  # fmt: skip
 
-    def _project(self, x: Array, length: int | None = None) -> tuple[Array, Array, Array]:
-        """[B, S, C] to q [B, T, H, D] of the last T inputs (None: all), k and v [B, S, H, D]."""
+        return dataclasses.replace(observed(attend, terms), selection=selection)
+
+    def project(self, x: Array, length: int | None = None) -> tuple[Array, Array, Array]:
+        """Normalised inputs [B, S, C] to q [B, T, H, D] of the last T (None: all), k and v [B, S, H, D]."""
         asked = x if length is None or any(self.shares) else x[:, x.shape[1] - length :]
         q, v = self._heads(self.query(asked)), self._heads(self.value(x))
         k = self._joined(q, None if self.key is None else self._heads(self.key(x)))
@@ -158,6 +210,23 @@ class Attention(nnx.Module):
 
     def _heads(self, x: Array) -> Array:
         return x.reshape(*x.shape[:-1], -1, self.head_dim)
+
+
+def _marked(v: Array, parts: tuple[tuple[str, int], ...]) -> Array:
+    """Values [B, S, H, E] with a column for each part behind, 1 on its keys: attention makes it the part's weight."""
+    if not parts:
+        return v
+    sizes = [size for _, size in parts]
+    columns = np.repeat(np.eye(len(parts), dtype=bool), sizes, axis=0)[:, None]  # [S, 1, P]
+    return jnp.concatenate([v, jnp.broadcast_to(columns, (*v.shape[:-1], len(parts))).astype(v.dtype)], axis=-1)
+
+
+def _by_part(parts: tuple[tuple[str, int], ...], weights: Array, visibility: Visibility | None) -> Mapping[str, Array]:
+    """The mean of the weights [B, T, H, P] over heads and valid queries, by part."""
+    weights = jax.lax.stop_gradient(weights.astype(accumulator(weights.dtype)))
+    valid = None if visibility is None or visibility.q_valid is None else visibility.q_valid[..., None]
+    means = [weights[..., i].mean(where=valid) for i in range(len(parts))]
+    return {f"share/{name}": mean for (name, _), mean in zip(parts, means, strict=True)}
 
 
 def dropout(x: Array, rate: float, key: Array | None) -> Array:

@@ -204,6 +204,10 @@ class MemoryCompressed(Pattern):
         return BORDERED
 
     @property
+    def own_values(self) -> bool:
+        return True
+
+    @property
     def rule(self) -> Rule:
         return FullRule(self.causal)
 

@@ -63,6 +63,7 @@ class Promise:
             sets can depend on later tokens; None: no causal form.
         bidirectional: has a bidirectional form.
         memory: S > T keys.
+        gaps: positions may leave gaps, as those of compressed slots do.
         padding: rows with invalid tokens.
         packing: "equal": packed documents give what they give alone; "masked": they don't mix, but block borders follow
             the row; None: no segments.
@@ -76,6 +77,7 @@ class Promise:
     causal: Literal["strict", "selection"] | None = None
     bidirectional: bool = False
     memory: bool = False
+    gaps: bool = False
     padding: bool = False
     packing: Literal["equal", "masked"] | None = None
     decode: Literal["exact", "rule"] | None = None
@@ -192,6 +194,17 @@ class Pattern(nnx.Module):
     def rule(self) -> Rule:
         """`rule(q: Entry, k: Entry) -> bool`: the definition of the pattern, for oracle, drawings and decoding."""
 
+    def limited(self, keys: int) -> Pattern:
+        """This pattern where a query reads the last `keys` keys alone, its own included, for evaluation.
+
+        Raises:
+            ValueError: it has no such form.
+        """
+        raise ValueError(
+            f"{type(self).__name__} cannot be limited to the last {keys} keys: leave out attention_length, or use full "
+            "or sliding_window"
+        )
+
     @property
     def rules(self) -> tuple[Rule, ...]:
         """A rule for each set of keys, where there are several (rounds, clusters); `rule` is their union."""
@@ -302,6 +315,11 @@ class Pattern(nnx.Module):
     def own_terms(self) -> Terms:
         """Soft weights of the pattern itself: terms that it adds to those it is given."""
         return ()
+
+    @property
+    def own_values(self) -> bool:
+        """Whether it makes values of its own, so that the output is not linear in those that it is given."""
+        return False
 
     @property
     def parts(self) -> tuple[Pattern, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -80,36 +80,34 @@ class Visibility:
         """
         return cls(q_valid=valid, k_valid=valid, q_segment=segment, k_segment=segment, k_token=token, k_global=marked)
 
-    def after(self, memory_valid: Array, length: int) -> Visibility:
+    def after(self, memory_valid: Array, length: int, memory_position: Sequence[int] | None = None) -> Visibility:
         """The same with M memory slots standing before the keys.
 
         Args:
             memory_valid: [B, M] booleans, False for slots that are still empty.
             length: number of keys so far (S).
+            memory_position: M integers counted from the first key; None for consecutive ones that end before it.
         """
         if self.k_segment is not None:
             raise ValueError("packed segments need rows without memory: memory slots belong to no segment")
         batch, slots = memory_valid.shape
         own = jnp.ones((1, length), bool) if self.k_valid is None else self.k_valid
         valid = jnp.concatenate([memory_valid, jnp.broadcast_to(own, (batch, length))], axis=1)
-        position = self.k_position
+        q_position, position = self.q_position, self.k_position
+        if position is None and memory_position is not None:
+            position = jnp.arange(length, dtype=jnp.int32)[None]
+            q_position = position  # without memory so far, queries are the keys
         if position is not None:
-            numbers = position[:, :1] - slots + jnp.arange(slots, dtype=position.dtype)
-            position = jnp.concatenate([numbers, position], axis=1)
+            ahead = range(-slots, 0) if memory_position is None else memory_position
+            position = jnp.concatenate([position[:, :1] + np.asarray(ahead, position.dtype), position], axis=1)
 
         def behind(x: Array | None, fill: int) -> Array | None:
             return None if x is None else jnp.pad(x, ((0, 0), (slots, 0)), constant_values=fill)
 
         return dataclasses.replace(
-            self, k_valid=valid, k_position=position, k_token=behind(self.k_token, -1),
+            self, k_valid=valid, q_position=q_position, k_position=position, k_token=behind(self.k_token, -1),
             k_global=behind(self.k_global, False),
         )  # fmt: skip
-
-    def newest(self, keys: int) -> Visibility:
-        """The same of the last keys alone."""
-        known = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        newest = {name: x[:, -keys:] for name, x in known.items() if name.startswith("k_") and x is not None}
-        return dataclasses.replace(self, **newest)
 
     def positions(self, queries: int, keys: int) -> tuple[Array, Array]:
         """Positions of T queries and S keys, [B or 1, T] and [B or 1, S]: those given, or the index."""

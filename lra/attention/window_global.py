@@ -305,6 +305,10 @@ class WindowGlobal(Pattern):
         return dataclasses.replace(BORDERED if by_position else EVERYTHING, globals=True, memory=not by_position)
 
     @property
+    def own_values(self) -> bool:
+        return self.own_projections
+
+    @property
     def rule(self) -> Rule:
         return WindowGlobalRule(self.window, self.causal)
 

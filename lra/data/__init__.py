@@ -1,8 +1,9 @@
 """Corpora, vocabularies and the order in which training reads them; imports no other part of lra but its errors."""
 
 from lra.data.corpus import SPLITS, Corpus
+from lra.data.duplication import Duplication
 from lra.data.python_source import PythonSource
-from lra.data.streams import Batch, Batches, BatchIterator, Streams, Windows
+from lra.data.streams import Batch, Batches, BatchIterator, Streams, Text, Windows
 from lra.data.text_file import TextFile
 from lra.data.vocabulary import Bytes, Vocabulary
 
@@ -13,8 +14,10 @@ __all__ = [
     "Batches",
     "Bytes",
     "Corpus",
+    "Duplication",
     "PythonSource",
     "Streams",
+    "Text",
     "TextFile",
     "Vocabulary",
     "Windows",

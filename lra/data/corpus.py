@@ -106,6 +106,10 @@ class Corpus(abc.ABC):
         tokens: np.ndarray = np.load(self.folder / f"{split}.npy", mmap_mode="r")
         return tokens
 
+    def scored(self, split: str) -> np.ndarray | None:
+        """Returns which of a split's tokens are targets of training and evaluation, [N] booleans; None for all."""
+        return None
+
     def num_bytes(self, split: str) -> int:
         """Returns the length of a split's original text in bytes; raises what `tokens` raises."""
         return self.vocabulary.num_bytes(self.tokens(split))

@@ -18,14 +18,46 @@ class Batch:
     Attributes:
         inputs: [B, T] int32, the token before each target.
         targets: [B, T] int32.
-        weights: [B, T] float32, 0 where a target is padding.
+        weights: [B, T] float32, 0 where a target is not scored.
         reset: [B] bool, True where a row begins anew, so that its memory must be cleared.
+        valid: [B, T] bool, False for padding, which nobody reads; None stands for all that is scored.
     """
 
     inputs: np.ndarray
     targets: np.ndarray
     weights: np.ndarray
     reset: np.ndarray
+    valid: np.ndarray = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.valid is None:
+            object.__setattr__(self, "valid", self.weights > 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """Tokens, and which of them are targets.
+
+    Attributes:
+        tokens: [N] integers.
+        start: the id before the first token (`Vocabulary.start`).
+        scored: [N] booleans; None for all.
+    """
+
+    tokens: np.ndarray
+    start: int
+    scored: np.ndarray | None = None
+
+    def rows(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Inputs, targets and weights of tokens begin..end-1, [T] each."""
+        targets = np.asarray(self.tokens[begin:end], np.int32)
+        before = self.tokens[begin - 1] if begin else self.start
+        inputs = np.concatenate([np.asarray([before], np.int32), targets[:-1]])
+        return inputs, targets, self.weights(begin, end)
+
+    def weights(self, begin: int, end: int) -> np.ndarray:
+        """[T] float32, 1 for targets."""
+        return np.ones(end - begin, np.float32) if self.scored is None else self.scored[begin:end].astype(np.float32)
 
 
 class BatchIterator(Iterator[Batch]):
@@ -89,11 +121,19 @@ class Batches(abc.ABC):
         """Returns the batches of an epoch; raises `UserError` where the tokens don't fill one batch."""
 
     @abc.abstractmethod
-    def _dataset(self, tokens: np.ndarray, start: int, seed: int, host: int, hosts: int) -> grain.MapDataset:
+    def _dataset(self, text: Text, seed: int, host: int, hosts: int) -> grain.MapDataset:
         """Returns the endless dataset of one host's rows, in order, not yet batched."""
 
     def batches(
-        self, tokens: np.ndarray, *, start: int, seed: int, host: int = 0, hosts: int = 1, prefetch: int = 2
+        self,
+        tokens: np.ndarray,
+        *,
+        start: int,
+        seed: int,
+        host: int = 0,
+        hosts: int = 1,
+        prefetch: int = 2,
+        scored: np.ndarray | None = None,
     ) -> BatchIterator:
         """Returns an infinite iterator over one host's part of the batches.
 
@@ -104,6 +144,7 @@ class Batches(abc.ABC):
             host: number of this host.
             hosts: number of hosts, a divisor of `batch_size`; each gets batch_size / hosts rows.
             prefetch: batches that a thread reads ahead; 0 for no thread.
+            scored: which tokens count as targets, [N] booleans (`Corpus.scored`); None for all.
 
         Raises:
             UserError: the tokens don't fill one batch, the hosts don't divide it, or the seed is out of range.
@@ -116,7 +157,7 @@ class Batches(abc.ABC):
             )
         if not 0 <= seed < 2**32:
             raise UserError(f"the data seed is {seed}, but it must be in [0, 2**32): choose another")
-        rows = self._dataset(tokens, start, seed, host, hosts)
+        rows = self._dataset(Text(tokens, start, scored), seed, host, hosts)
         dataset = rows.batch(self.batch_size // hosts, drop_remainder=True).map(lambda parts: Batch(**parts))
         order = {"scheme": type(self).__name__, "batch_size": self.batch_size, "segment": self.segment}
         return BatchIterator(dataset, {**order, "seed": seed, "tokens": int(tokens.size)}, prefetch)
@@ -147,14 +188,14 @@ class Streams(Batches):
         self._check_length(tokens)
         return int(tokens.size) // (self.batch_size * self.segment)
 
-    def _dataset(self, tokens: np.ndarray, start: int, seed: int, host: int, hosts: int) -> grain.MapDataset:
-        length, rows = self.epoch_length(tokens), self.batch_size // hosts
+    def _dataset(self, text: Text, seed: int, host: int, hosts: int) -> grain.MapDataset:
+        length, rows = self.epoch_length(text.tokens), self.batch_size // hosts
 
         def locate(index: int) -> tuple[int, bool]:
             step, row = divmod(index, rows)
             return (host * rows + row) * length + step, step == 0
 
-        return grain.MapDataset.source(_Segments(tokens, self.segment, start, length * rows, locate)).repeat()
+        return grain.MapDataset.source(_Segments(text, self.segment, length * rows, locate)).repeat()
 
 
 class Windows(Batches):
@@ -175,8 +216,8 @@ class Windows(Batches):
     def _num_windows(self, tokens: np.ndarray) -> int:
         return int(tokens.size) // self.segment
 
-    def _dataset(self, tokens: np.ndarray, start: int, seed: int, host: int, hosts: int) -> grain.MapDataset:
-        windows = _Segments(tokens, self.segment, start, self._num_windows(tokens), lambda index: (index, True))
+    def _dataset(self, text: Text, seed: int, host: int, hosts: int) -> grain.MapDataset:
+        windows = _Segments(text, self.segment, self._num_windows(text.tokens), lambda index: (index, True))
         # Sliced after the shuffle: before it, the batches would depend on the number of hosts.
         return grain.MapDataset.source(windows).seed(seed).shuffle().repeat()[host::hosts]
 
@@ -184,10 +225,8 @@ class Windows(Batches):
 class _Segments:
     """A grain source of rows; `locate` gives a row's segment number in the corpus and whether its memory is reset."""
 
-    def __init__(
-        self, tokens: np.ndarray, segment: int, start: int, length: int, locate: Callable[[int], tuple[int, bool]]
-    ) -> None:
-        self._tokens, self._segment, self._start, self._length, self._locate = tokens, segment, start, length, locate
+    def __init__(self, text: Text, segment: int, length: int, locate: Callable[[int], tuple[int, bool]]) -> None:
+        self._text, self._segment, self._length, self._locate = text, segment, length, locate
 
     def __len__(self) -> int:
         return self._length
@@ -195,8 +234,6 @@ class _Segments:
     def __getitem__(self, index: int) -> dict[str, np.ndarray | np.bool_]:
         number, reset = self._locate(index)
         begin = number * self._segment
-        targets = np.asarray(self._tokens[begin : begin + self._segment], np.int32)
-        before = self._tokens[begin - 1] if begin else self._start
-        inputs = np.concatenate([np.asarray([before], np.int32), targets[:-1]])
-        weights = np.ones(self._segment, np.float32)
-        return {"inputs": inputs, "targets": targets, "weights": weights, "reset": np.bool_(reset)}
+        inputs, targets, weights = self._text.rows(begin, begin + self._segment)
+        valid = np.ones(self._segment, bool)
+        return {"inputs": inputs, "targets": targets, "weights": weights, "reset": np.bool_(reset), "valid": valid}

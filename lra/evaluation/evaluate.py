@@ -9,6 +9,8 @@ import jax
 import numpy as np
 from flax import nnx
 
+from lra.attention.core import Terms
+from lra.attention.memory import Remembered
 from lra.attention.visibility import Array
 from lra.data import Batch, Corpus
 from lra.errors import UserError
@@ -52,6 +54,7 @@ def evaluate(
     if limit is not None and limit < 1:
         raise UserError(f"the limit is {limit} tokens, but must be at least 1: raise it, or leave it out to score all")
     protocol.check(model)
+    model = protocol.adapt(model)
     vocabulary = corpus.vocabulary
     if vocabulary.size > model.vocabulary_size:
         raise UserError(
@@ -59,40 +62,43 @@ def evaluate(
             "evaluate it on the corpus that it was trained on"
         )
     began = time.perf_counter()
-    tokens = corpus.tokens(split)
-    expected = int(tokens.size)
-    tokens = tokens[:limit]
+    tokens, scored = corpus.tokens(split), corpus.scored(split)
+    expected = int(tokens.size if scored is None else scored.sum())
+    tokens, scored = tokens[:limit], None if scored is None else scored[:limit]
+    counted = tokens if scored is None else tokens[scored]
+    if not counted.size:
+        raise UserError(f"none of the first {limit} tokens of {corpus.name} {split} is scored: raise the limit")
+    model = model.fitted()
     memory = model.initial_memory(protocol.batch_size, train=False, length=protocol.memory_length)
-    slots = _slots(model, memory)
-    context = protocol.context(slots) + _short(model, memory)
-    context += f"; id {vocabulary.start} stands before the first token"
-    names: tuple[str, ...] = ()
+    past = _past(model, memory)
+    context = protocol.context(_remembered(model, protocol.memory_length)) + _short(model, past)
     if breakdown is not None:
-        model, names = breakdown.watch(model, protocol.segment + (slots or 0)), breakdown.metrics
-    total, scored = 0.0, 0
-    batches = _checked(protocol.batches(tokens, vocabulary.start), model)
-    for batch, nats, metrics in _scores(model, memory, batches, key, names):
-        known = nats[batch.weights > 0]  # without padding
-        total += float(known.sum(dtype=np.float64))
-        scored += known.size
+        breakdown.check(model, protocol.segment + (0 if past is None else past.span))
+    total, done, right = 0.0, 0, 0
+    batches = _checked(protocol.batches(tokens, vocabulary.start, scored), model)
+    for batch, nats, hits, metrics in _scores(model, memory, batches, key, breakdown):
+        counts = batch.weights > 0
+        total += float(nats[counts].sum(dtype=np.float64))
+        done, right = done + int(counts.sum()), right + int(hits[counts].sum())
         if not np.isfinite(total):
-            raise FloatingPointError(f"the model's score of {corpus.name} {split} is {total} after {scored} tokens")
+            raise FloatingPointError(f"the model's score of {corpus.name} {split} is {total} after {done} tokens")
         if breakdown is not None:
             breakdown.add(batch, nats, metrics)
         if progress is not None:
-            progress(scored, int(tokens.size))
+            progress(done, int(counted.size))
     return Report(
         corpus=corpus.name,
         corpus_description=corpus.description,
         split=split,
         tokenisation=f"{vocabulary.name} ({vocabulary.size} ids)",
         protocol=protocol.describe(),
-        context=context,
-        tokens_scored=scored,
+        context=f"{context}; id {vocabulary.start} stands before the first token",
+        tokens_scored=done,
         tokens_expected=expected,
-        bytes=vocabulary.num_bytes(tokens),
+        tokens_right=right,
+        bytes=vocabulary.num_bytes(counted),
         nats_total=total,
-        partial=tokens.size < expected,
+        partial=counted.size < expected,
         seconds=time.perf_counter() - began,
         step=step,
         weights=weights,
@@ -101,31 +107,43 @@ def evaluate(
 
 
 def _scores(
-    model: Decoder, memory: Any, batches: Iterable[Batch], key: Array | None, names: tuple[str, ...]
-) -> Iterator[tuple[Batch, np.ndarray, Mapping[str, Array]]]:
-    """Each batch with the nats of its targets [B, T] and the metrics of these names; the device is one batch ahead."""
-    graph, state = nnx.split(model.fitted())
+    model: Decoder, memory: Any, batches: Iterable[Batch], key: Array | None, breakdown: Breakdown | None
+) -> Iterator[tuple[Batch, np.ndarray, np.ndarray, Mapping[str, Array]]]:
+    """Each batch with the nats of its targets [B, T], which were predicted, and the metrics asked for.
+
+    The device is one batch ahead of the host.
+    """
+    graph, state = nnx.split(model)
+    names = () if breakdown is None else breakdown.metrics
     memory = jax.device_put(memory, _replicated(state))
-    pending: tuple[Batch, Array, Mapping[str, Array]] | None = None
+    pending: tuple[Batch, Array, Array, Mapping[str, Array]] | None = None
     for batch in batches:
-        valid = batch.weights > 0
-        nats, metrics, memory = _step(graph, names, state, memory, batch.inputs, batch.targets, valid, batch.reset, key)
+        probes = () if breakdown is None else breakdown.probes(batch)
+        *found, memory = _step(
+            graph, names, state, memory, batch.inputs, batch.targets, batch.valid, batch.reset, key, probes
+        )
         if pending is not None:
-            yield pending[0], np.asarray(pending[1]), pending[2]
-        pending = batch, nats, metrics
+            yield _fetched(*pending)
+        pending = batch, *found
     if pending is not None:
-        yield pending[0], np.asarray(pending[1]), pending[2]
+        yield _fetched(*pending)
+
+
+def _fetched(
+    batch: Batch, nats: Array, right: Array, metrics: Mapping[str, Array]
+) -> tuple[Batch, np.ndarray, np.ndarray, Mapping[str, Array]]:
+    return batch, np.asarray(nats), np.asarray(right), metrics
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _step(
     graph: Any, names: tuple[str, ...], state: Any, memory: Any, inputs: Array, targets: Array, valid: Array,
-    reset: Array, key: Array | None,
-) -> tuple[Array, Mapping[str, Array], Any]:  # fmt: skip
+    reset: Array, key: Array | None, probes: Terms,
+) -> tuple[Array, Array, Mapping[str, Array], Any]:  # fmt: skip
     model: Decoder = nnx.merge(graph, state)
     memory = model.reset_memory(memory, reset)
-    scored = model.score(inputs, targets, valid=valid, memory=memory, key=key)
-    return scored.nats, {name: scored.metrics[name] for name in names}, scored.memory
+    scored = model.score(inputs, targets, valid=valid, memory=memory, key=key, probes=probes)
+    return scored.nats, scored.right, {name: scored.metrics[name] for name in names}, scored.memory
 
 
 def _checked(batches: Iterable[Batch], model: Decoder) -> Iterator[Batch]:
@@ -149,18 +167,28 @@ def _replicated(state: Any) -> jax.sharding.Sharding:
     return sharding
 
 
-def _slots(model: Decoder, memory: Any) -> int | None:
-    """How many slots of memory stand before a segment."""
+def _remembered(model: Decoder, length: int | None) -> str | None:
+    """What the model remembers, and what it did in training if that was something else."""
+    memory = model.stack.layers[0].memory
     if memory is None:
         return None
-    _, filled = jax.eval_shape(jax.vmap(model.stack.layers[0].memory.read), memory[0])
-    return int(filled.shape[-1])
+    now, before = memory.describe(False, length), memory.describe(True)
+    return f"{now} carried" + f" (trained with {before})" * (now != before)
 
 
-def _short(model: Decoder, memory: Any) -> str:
+def _past(model: Decoder, memory: Any) -> Remembered | None:
+    """The shapes of what stands before a segment."""
+    if memory is None:
+        return None
+    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), memory[0])
+    past: Remembered = jax.eval_shape(model.stack.layers[0].memory.read, first)
+    return past
+
+
+def _short(model: Decoder, past: Remembered | None) -> str:
     """What the report says of a memory that holds less than attention would read."""
-    slots, reach = _slots(model, memory), [layer.attention.pattern.reach for layer in model.fitted().stack.layers]
+    reach = [layer.attention.pattern.reach for layer in model.stack.layers]
     known = [each for each in reach if each is not None]
-    if slots is None or not known or max(known) <= slots:
+    if past is None or not known or max(known) <= past.span:
         return ""
     return f", though attention reaches {max(known)} tokens back"

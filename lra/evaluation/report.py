@@ -21,7 +21,8 @@ class Report:
         protocol: `Protocol.describe()`.
         context: what each token was scored from.
         tokens_scored: targets in the sum.
-        tokens_expected: tokens of the split.
+        tokens_expected: targets of the split.
+        tokens_right: scored targets that were the likeliest token.
         bytes: bytes of original text that the scored tokens stand for.
         nats_total: negative log-likelihood of all scored tokens.
         partial: whether only the first tokens of the split were scored.
@@ -44,6 +45,7 @@ class Report:
     context: str
     tokens_scored: int
     tokens_expected: int
+    tokens_right: int
     bytes: int
     nats_total: float
     partial: bool
@@ -73,6 +75,11 @@ class Report:
         return self.nats_total / math.log(2) / self.bytes
 
     @property
+    def accuracy(self) -> float:
+        """Share of scored targets that were the likeliest token."""
+        return self.tokens_right / self.tokens_scored
+
+    @property
     def perplexity(self) -> float:
         """Perplexity per token; infinite above the largest float."""
         try:
@@ -87,9 +94,8 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields and what derives from them, for JSON; None for numbers that JSON cannot hold."""
-        derived = {
-            name: getattr(self, name) for name in ("nats_per_token", "bits_per_byte", "perplexity", "tokens_per_second")
-        }
+        units = ("nats_per_token", "bits_per_byte", "perplexity", "accuracy", "tokens_per_second")
+        derived = {name: getattr(self, name) for name in units}
         values = dataclasses.asdict(self) | derived
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -107,6 +113,7 @@ class Report:
             ("bits per byte", f"{self.bits_per_byte:.4f}"),
             ("nats per token", f"{self.nats_per_token:.4f}"),
             ("perplexity per token", f"{self.perplexity:,.4f}"),
+            ("accuracy", f"{self.accuracy:.2%}"),
             ("tokens scored", f"{self.tokens_scored:,} of {self.tokens_expected:,}{part}"),
             ("bytes", f"{self.bytes:,}"),
             ("weights", self.weights),

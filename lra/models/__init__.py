@@ -1,18 +1,28 @@
 """Models: embeddings, feed-forward, stack, decoder, output heads, generation."""
 
 from lra.models.decoder import Decoder, Scored
-from lra.models.embeddings import GridPositions, LearnedPositions, PositionEmbedding, SinusoidalPositions
+from lra.models.embeddings import (
+    AxialPositions,
+    GridPositions,
+    LearnedPositions,
+    PositionEmbedding,
+    SinusoidalPositions,
+)
 from lra.models.feed_forward import FeedForward
 from lra.models.output import Softmax
-from lra.models.stack import Layer, Stack, StackOutput
+from lra.models.reversible import Reversible
+from lra.models.stack import Layer, Layers, Stack, StackOutput
 
 __all__ = [
+    "AxialPositions",
     "Decoder",
     "FeedForward",
     "GridPositions",
     "Layer",
+    "Layers",
     "LearnedPositions",
     "PositionEmbedding",
+    "Reversible",
     "Scored",
     "SinusoidalPositions",
     "Softmax",

@@ -17,11 +17,13 @@ from flax import nnx
 from rich.table import Table
 
 from lra.attention import core, dense
+from lra.attention.core import Rule
 from lra.attention.pattern import Attended, Buffer, Pattern, Promise
+from lra.attention.sliding_window import WindowRule
 from lra.attention.visibility import Array, Visibility
 from lra.errors import UserError
 from lra.models.decoder import Decoder
-from lra.models.stack import REMAT, Layer
+from lra.models.stack import Layer
 from lra.models.traced import flops, kept
 
 LONGEST = 1 << 16
@@ -260,7 +262,7 @@ def _layer(program: _Program, r: int, scored: int) -> LayerCost:
 
     def remembered(state: Any) -> Array:
         layer, memory = first(state)
-        return jnp.zeros((1, 0)) if layer.memory is None else layer.memory.read(memory)[1]
+        return jnp.zeros((1, 0)) if layer.memory is None else layer.memory.read(memory).filled
 
     model = program.model(*program.state)
     attention, length = model.stack.layers[r].attention, program.length
@@ -276,8 +278,6 @@ def _layer(program: _Program, r: int, scored: int) -> LayerCost:
     )
     parts = zip(pattern.parts, pattern.selections(drawn[0]), strict=True)
     layers = tuple(range(r, model.stack.num_layers, len(model.stack.layers)))
-    if model.stack.remat != "none":
-        run = jax.checkpoint(run, policy=REMAT[model.stack.remat])
     x = jax.ShapeDtypeStruct((1, length, model.width), jnp.float32)
     return LayerCost(
         layers=layers,
@@ -288,21 +288,27 @@ def _layer(program: _Program, r: int, scored: int) -> LayerCost:
         square=attention.num_heads * length * (length + slots),
         growth=math.log2(of_twice / scores) if scores else 0.0,
         flops=(scored - program.flops(lambda model: _no_pattern(model, r), core.SCOPE)) // len(layers),
-        activations=kept(run, program.state, (x, program.inputs(1)[1])),
+        activations=model.stack.layer_kept(run, program.state, (x, program.inputs(1)[1])),
     )
 
 
-class _OwnValue(nnx.Module):
+class _OwnValue(Pattern):
     """Stands where a pattern stood: every query reads its own value."""
 
-    def __init__(self, promise: Promise) -> None:
-        self.promise = promise
+    def __init__(self, stood: Pattern) -> None:
+        self.stood, self.causal, self.num_heads = stood.promise, stood.causal, stood.num_heads
 
-    def check_length(self, length: int) -> None:
-        """Fits any."""
+    @property
+    def promise(self) -> Promise:
+        return self.stood
 
-    def select(self, q: Array, k: Array, **_: Any) -> None:
-        """Nothing."""
+    @property
+    def rule(self) -> Rule:
+        return WindowRule(1, 0, 1)
+
+    @classmethod
+    def examples(cls) -> tuple[dict[str, Any], ...]:
+        return ()
 
     def __call__(self, q: Array, k: Array, v: Array, **_: Any) -> Attended:
         return Attended(v[:, v.shape[1] - q.shape[1] :])
@@ -325,8 +331,8 @@ class _NoFeedForward(nnx.Module):
 class _NoHead(nnx.Module):
     """Stands where an output head stood."""
 
-    def nats(self, x: Array, embedding: Array, targets: Array) -> Array:
-        return x[..., 0]
+    def score(self, x: Array, embedding: Array, targets: Array) -> tuple[Array, Array]:
+        return x[..., 0], targets == 0
 
 
 def _nothing(model: Decoder) -> None:
@@ -335,7 +341,7 @@ def _nothing(model: Decoder) -> None:
 
 def _no_pattern(model: Decoder, r: int) -> None:
     attention: Any = model.stack.layers[r].attention
-    attention.pattern = _OwnValue(attention.pattern.promise)
+    attention.pattern = _OwnValue(attention.pattern)
 
 
 def _no_attention(model: Any) -> None:

@@ -72,6 +72,48 @@ class GridPositions(PositionEmbedding):
         return sum(table(index) for table, index in zip(self.tables, point, strict=True))
 
 
+class AxialPositions(PositionEmbedding):
+    """Points of a grid with a learned vector a coordinate, side by side (Kitaev et al. 2020, arXiv:2001.04451, section 4).
+
+    `GridPositions` sums vectors of the model's width instead. A row of any length up to the number of points goes.
+
+    Args:
+        shape: points along each axis, such as (128, 512); the last axis runs fastest. Their product is the number of
+            positions.
+        widths: of each axis' vectors; they add up to C.
+        table: name of the initialiser of the tables [points, width]; the released code has N(0, 1), beside token
+            embeddings as large.
+    """
+
+    bound = "shape"
+
+    def __init__(
+        self,
+        *,
+        shape: tuple[int, ...],
+        widths: tuple[int, ...],
+        table: str = "normal_0.02",
+        width: int,
+        rngs: nnx.Rngs,
+    ) -> None:
+        if not shape or min(shape) < 1:
+            raise ValueError(f"AxialPositions.shape needs one axis or more, of at least 1 point each, got {shape}")
+        if len(widths) != len(shape) or min(widths) < 1 or sum(widths) != width:
+            raise ValueError(
+                f"AxialPositions.widths needs one width for each of {len(shape)} axes, which add up to the model's "
+                f"{width}, got {widths}"
+            )
+        self.shape, self.max_length = shape, math.prod(shape)
+        init = initialiser(table)
+        self.tables = nnx.List(
+            [nnx.Embed(*size, embedding_init=init, rngs=rngs) for size in zip(shape, widths, strict=True)]
+        )
+
+    def __call__(self, position: Array) -> Array:
+        point = jnp.unravel_index(position, self.shape)
+        return jnp.concatenate([table(index) for table, index in zip(self.tables, point, strict=True)], axis=-1)
+
+
 class SinusoidalPositions(PositionEmbedding):
     """Sines and cosines, concatenated (Vaswani et al. 2017, arXiv:1706.03762, section 3.5, which interleaves them).
 

@@ -45,8 +45,8 @@ class Softmax(nnx.Module):
         logits = jnp.dot(x.astype(narrow), matrix.astype(narrow), preferred_element_type=wide)
         return logits if self.bias is None else logits + self.bias[...].astype(wide)
 
-    def nats(self, x: Array, embedding: Array, targets: Array) -> Array:
-        """Negative log-likelihood of each target [B, T], in nats."""
+    def score(self, x: Array, embedding: Array, targets: Array) -> tuple[Array, Array]:
+        """Negative log-likelihood of each target [B, T], in nats, and whether it is the likeliest token."""
         logits = self.logits(x, embedding)
         chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-        return jax.nn.logsumexp(logits, axis=-1) - chosen
+        return jax.nn.logsumexp(logits, axis=-1) - chosen, jnp.argmax(logits, axis=-1) == targets

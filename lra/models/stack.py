@@ -1,7 +1,8 @@
-"""How layers are joined: pre-norm or post-norm, in a loop or by scan, rematerialised or not."""
+"""How layers are stored and joined: pre-norm or post-norm, in a loop or by scan, rematerialised or not."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -12,10 +13,11 @@ from flax import nnx
 
 from lra.attention.core import Terms
 from lra.attention.layer import SELECTION, Attention, dropout
-from lra.attention.memory import Memory
+from lra.attention.memory import Attending, Memory
 from lra.attention.pattern import Buffer, Pattern
 from lra.attention.visibility import Array, Visibility
 from lra.models.feed_forward import FeedForward
+from lra.models.traced import kept
 
 _SELECTION = jax.checkpoint_policies.save_only_these_names(SELECTION)
 
@@ -32,13 +34,17 @@ pattern has selected by content, which rounding could change."""
 _ATTENTION, _AFTER_ATTENTION, _FEED_FORWARD, _AFTER_FEED_FORWARD = range(4)
 
 
+Effects = tuple[Any, Mapping[str, Array], Mapping[str, Array], Mapping[str, Array]]
+"""What a layer gives beside its output: memory state, losses, metrics, updates of buffers."""
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StackOutput:
     """What a stack of L layers returns.
 
     Attributes:
-        x: [B, T, C].
+        x: [B, T, C], or what `Layers.output_width` says in place of C.
         memory: the memory's states after this segment: a tuple of p stacks with leading axis L/p; None without memory.
         losses: weighted auxiliary losses, summed over layers.
         metrics: [L] each; NaN for layers that don't report it.
@@ -68,72 +74,121 @@ class Layer(nnx.Module):
     ) -> None:
         self.pre, self.dropout = norm == "pre", dropout
         self.attention, self.feed_forward, self.memory = attention, feed_forward, memory
+        if memory is not None:
+            attention.check(memory)
         self.attention_norm, self.feed_forward_norm = (nnx.LayerNorm(width, rngs=rngs) for _ in range(2))
+
+    def attend(
+        self,
+        x: Array,
+        state: Any,
+        visibility: Visibility | None,
+        terms: Terms,
+        key: Array | None,
+        train: bool,
+        selection: Any = None,
+    ) -> tuple[Array, Effects, Any]:
+        """What attention adds to the residual stream [B, T, C], effects, and the selection (see `Attention`).
+
+        x is what attention reads, and what memory remembers.
+        """
+        length, inputs, span = x.shape[1], x, x.shape[1]
+        parts: tuple[tuple[str, int], ...] = ()
+        losses: Mapping[str, Array] = {}
+        metrics: Mapping[str, Array] = {}
+        if self.memory is not None:
+            past = self.memory.read(state)
+            if self.attention.reach is not None and not self.memory.weights:
+                past = past.newest(self.attention.reach)
+            parts, span = past.parts, past.span + length
+            # Zeros for empty slots: the gradient of a projection would be NaN times 0 where they hold NaN.
+            filled = jnp.where(past.filled[..., None], past.inputs, jnp.zeros((), past.inputs.dtype))
+            inputs = jnp.concatenate([filled.astype(x.dtype), x], axis=1)
+            visibility = (visibility or Visibility()).after(past.filled, length, past.positions)
+        about = {"visibility": visibility, "terms": terms, "span": span, "key": _key(key, _ATTENTION)}
+        with jax.named_scope("attention"):
+            inputs = self.attention_norm(inputs) if self.pre else inputs
+            attended = self.attention(inputs, length, **about, train=train, parts=parts, selection=selection)
+        if self.memory is not None:
+            with jax.named_scope("memory"):
+                told = self._attending(inputs, length, **about, selection=attended.selection)
+                valid = None if visibility is None else visibility.q_valid
+                state, losses, metrics = self.memory.update(state, x, valid, told, train)
+        # The residual stream keeps the parameters' dtype, whatever the projections compute in.
+        added = dropout(attended.out.astype(x.dtype), self._rate(train), _key(key, _AFTER_ATTENTION))
+        losses, metrics = {**losses, **attended.losses}, {**metrics, **attended.metrics}
+        effects = (state, losses, metrics, attended.updates)
+        return added, effects, attended.selection
+
+    def feed(self, x: Array, key: Array | None, train: bool) -> Array:
+        """What the feed-forward layer adds to the residual stream x [B, T, C]."""
+        with jax.named_scope("feed_forward"):
+            y = self.feed_forward(
+                self.feed_forward_norm(x) if self.pre else x, key=_key(key, _FEED_FORWARD), train=train
+            )
+        return dropout(y.astype(x.dtype), self._rate(train), _key(key, _AFTER_FEED_FORWARD))
 
     def __call__(
         self, x: Array, state: Any, visibility: Visibility | None, terms: Terms, key: Array | None, train: bool
-    ) -> tuple[Array, tuple[Any, Mapping[str, Array], Mapping[str, Array], Mapping[str, Array]]]:
-        """[B, T, C] to [B, T, C], and (memory state, losses, metrics, updates)."""
-        keys = [None if key is None else jax.random.fold_in(key, purpose) for purpose in range(4)]
-        rate = self.dropout if train else 0.0
-        length, inputs = x.shape[1], x
-        metrics: Mapping[str, Array] = {}
-        if self.memory is not None:
-            remembered, filled = self.memory.read(state)
-            # Zeros for empty slots: the gradient of a projection would be NaN times 0 where they hold NaN.
-            past = jnp.where(filled[..., None], jax.lax.stop_gradient(remembered), jnp.zeros((), remembered.dtype))
-            inputs = jnp.concatenate([past.astype(x.dtype), x], axis=1)
-            valid = None if visibility is None else visibility.q_valid
-            state, metrics = self.memory.update(state, x, valid)
-            visibility = (visibility or Visibility()).after(filled, length)
-        with jax.named_scope("attention"):
-            attended = self.attention(
-                self.attention_norm(inputs) if self.pre else inputs,
-                length, visibility=visibility, terms=terms, key=keys[_ATTENTION], train=train,
-            )  # fmt: skip
-        # The residual stream keeps the parameters' dtype, whatever the projections compute in.
-        x = x + dropout(attended.out.astype(x.dtype), rate, keys[_AFTER_ATTENTION])
+    ) -> tuple[Array, Effects]:
+        """[B, T, C] to [B, T, C], and the effects."""
+        added, effects, _ = self.attend(x, state, visibility, terms, key, train)
+        x = x + added
         x = x if self.pre else self.attention_norm(x)
-        with jax.named_scope("feed_forward"):
-            y = self.feed_forward(self.feed_forward_norm(x) if self.pre else x, key=keys[_FEED_FORWARD], train=train)
-        x = x + dropout(y.astype(x.dtype), rate, keys[_AFTER_FEED_FORWARD])
-        x = x if self.pre else self.feed_forward_norm(x)
-        return x, (state, attended.losses, {**metrics, **attended.metrics}, attended.updates)
+        x = x + self.feed(x, key, train)
+        return x if self.pre else self.feed_forward_norm(x), effects
+
+    def _rate(self, train: bool) -> float:
+        return self.dropout if train else 0.0
+
+    def _attending(self, inputs: Array, length: int, **about: Any) -> Attending:
+        """What the memory may ask of this segment's attention; no gradient flows into the layer."""
+
+        def frozen(module: Any) -> Any:
+            graph, state = nnx.split(module)
+            return nnx.merge(graph, jax.lax.stop_gradient(state))
+
+        attention, norm = frozen(self.attention), frozen(self.attention_norm) if self.pre else lambda x: x
+        return Attending(
+            project=lambda x: attention.project(norm(x)),
+            received=lambda: attention.received(inputs, length, **about),
+        )
 
 
-class Stack(nnx.Module):
+def _key(key: Array | None, purpose: int) -> Array | None:
+    return None if key is None else jax.random.fold_in(key, purpose)
+
+
+class Layers(nnx.Module):
     """L layers, stored as p stacks with leading axis L/p, p being the shortest period at which layers are equal.
 
-    Storage and initial values (layer i from `fold_in(init_key, i)`) do not depend on `scan`.
+    Storage and initial values (layer i from `fold_in(init_key, i)`) do not depend on how layers are applied, which
+    subclasses say. They are final and take their own arguments, then `num_layers`, `width`, `layer` and `rngs` from the
+    model.
 
     Args:
-        norm: "pre" (Child et al. 2019, arXiv:1904.10509) or "post" (Vaswani et al. 2017, arXiv:1706.03762).
+        norm: of the layers, "pre" or "post".
         dropout: share of what is added to the residual stream dropped in training.
-        scan: apply by `jax.lax.scan`, for compile time, instead of a loop.
-        remat: what a layer saves for the backward pass: a name of `REMAT`. On CPUs it needs `scan`: XLA (jax 0.10.2)
-            merges what is recomputed outside a loop with the first computation.
-        num_layers: L. width: C. layer: `layer(i, norm, dropout, rngs)` makes layer i. rngs: random streams.
+        scan: whether turns of p layers are applied by `jax.lax.scan`.
+        num_layers: L. layer: `layer(i, norm, dropout, rngs)` makes layer i. rngs: random streams.
     """
+
+    output_width: int
+    """Width of the output, for the head."""
 
     def __init__(
         self,
         *,
-        norm: Literal["pre", "post"] = "pre",
-        dropout: float = 0.0,
-        scan: bool = False,
-        remat: str = "none",
+        norm: Literal["pre", "post"],
+        dropout: float,
+        scan: bool,
         num_layers: int,
-        width: int,
         layer: Callable[..., Layer],
         rngs: nnx.Rngs,
     ) -> None:
-        if norm not in ("pre", "post"):
-            raise ValueError(f"Stack.norm needs to be 'pre' or 'post', got {norm!r}")
-        if remat not in REMAT:
-            raise ValueError(f"Stack.remat needs to be one of {', '.join(map(repr, REMAT))}, got {remat!r}")
         if not 0 <= dropout < 1:
-            raise ValueError(f"Stack.dropout needs to be at least 0 and below 1, got {dropout}")
-        self.num_layers, self.scan, self.remat = num_layers, scan, remat
+            raise ValueError(f"{type(self).__name__}.dropout needs to be at least 0 and below 1, got {dropout}")
+        self.num_layers, self.scan = num_layers, scan
         init_key = rngs.params()
 
         def make(i: int, key: Array) -> Layer:
@@ -146,7 +201,27 @@ class Stack(nnx.Module):
             state = jax.vmap(lambda key, r=r: nnx.split(make(r, key))[1])(keys)
             stacks.append(nnx.merge(_structure(make, r, init_key)[0], state))
         self.layers = nnx.List(stacks)
-        self.final_norm = nnx.LayerNorm(width, rngs=rngs) if norm == "pre" else None
+
+    @abc.abstractmethod
+    def __call__(
+        self,
+        x: Array,
+        *,
+        memory: tuple[Any, ...] | None = None,
+        visibility: Visibility | None = None,
+        terms: Terms = (),
+        key: Array | None = None,
+        train: bool = False,
+    ) -> StackOutput:
+        """[B, T, C] through all layers."""
+
+    @abc.abstractmethod
+    def layer_kept(self, run: Callable[..., Array], state: Any, inputs: Any) -> int:
+        """Bytes that a layer keeps for the backward pass.
+
+        Args:
+            run: `run(state, inputs)` is the layer; inputs are [1, T, C] and a random key.
+        """
 
     def pattern(self, i: int) -> Pattern:
         """Layer i's pattern with its own buffers; they hold random numbers where the model is shapes alone."""
@@ -200,6 +275,76 @@ class Stack(nnx.Module):
         """The patterns' hook before a program is made of their values."""
         return any([layer.attention.pattern.fit() for layer in self.layers])
 
+    def _split(self) -> tuple[list[Any], tuple[Any, ...]]:
+        """The graph definitions and the states of the p stacks."""
+        split = [nnx.split(layer) for layer in self.layers]
+        return [graph for graph, _ in split], tuple(state for _, state in split)
+
+    def _output(self, x: Array, results: tuple[Effects, ...]) -> StackOutput:
+        """Of x and what the p stacks gave, with leading axis L/p."""
+        return StackOutput(
+            x=x,
+            memory=None if self.layers[0].memory is None else tuple(result[0] for result in results),
+            losses=_total([result[1] for result in results]),
+            metrics=_by_layer([result[2] for result in results], self.num_layers),
+            updates=tuple(result[3] for result in results),
+        )
+
+
+def in_turns(
+    turn: Callable[..., Any], carry: Any, slices: Any, *, count: int, scan: bool, reverse: bool = False
+) -> tuple[Any, Any]:
+    """`jax.lax.scan` of `turn(carry, n, slice) -> (carry, result)`; without `scan` a loop, in which n is an int."""
+    if scan:
+        numbered = jnp.arange(count), slices
+        return jax.lax.scan(lambda carry, each: turn(carry, *each), carry, numbered, reverse=reverse)
+    results = []
+    for n in reversed(range(count)) if reverse else range(count):
+        carry, result = turn(carry, n, jax.tree.map(lambda a, n=n: a[n], slices))
+        results.append(result)
+    return carry, jax.tree.map(lambda *a: jnp.stack(a), *(results[::-1] if reverse else results))
+
+
+def scope_of(n: Array | int, r: int, period: int) -> Any:
+    """The name scope of layer r of turn n."""
+    return jax.named_scope(f"layer{n * period + r}" if isinstance(n, int) else "layers")
+
+
+class Stack(Layers):
+    """One residual stream: layers one after the other.
+
+    Args:
+        norm: "pre" (Child et al. 2019, arXiv:1904.10509) or "post" (Vaswani et al. 2017, arXiv:1706.03762).
+        dropout: share of what is added to the residual stream dropped in training.
+        scan: apply by `jax.lax.scan`, for compile time, instead of a loop.
+        remat: what a layer saves for the backward pass: a name of `REMAT`. On CPUs it needs `scan`: XLA (jax 0.10.2)
+            merges what is recomputed outside a loop with the first computation.
+        num_layers: L. width: C. layer: `layer(i, norm, dropout, rngs)` makes layer i. rngs: random streams.
+    """
+
+    def __init__(
+        self,
+        *,
+        norm: Literal["pre", "post"] = "pre",
+        dropout: float = 0.0,
+        scan: bool = False,
+        remat: str = "none",
+        num_layers: int,
+        width: int,
+        layer: Callable[..., Layer],
+        rngs: nnx.Rngs,
+    ) -> None:
+        if norm not in ("pre", "post"):
+            raise ValueError(f"Stack.norm needs to be 'pre' or 'post', got {norm!r}")
+        if remat not in REMAT:
+            raise ValueError(f"Stack.remat needs to be one of {', '.join(map(repr, REMAT))}, got {remat!r}")
+        super().__init__(norm=norm, dropout=dropout, scan=scan, num_layers=num_layers, layer=layer, rngs=rngs)
+        self.remat, self.output_width = remat, width
+        self.final_norm = nnx.LayerNorm(width, rngs=rngs) if norm == "pre" else None
+
+    def layer_kept(self, run: Callable[..., Array], state: Any, inputs: Any) -> int:
+        return kept(run if self.remat == "none" else jax.checkpoint(run, policy=REMAT[self.remat]), state, inputs)
+
     def __call__(
         self,
         x: Array,
@@ -210,11 +355,8 @@ class Stack(nnx.Module):
         key: Array | None = None,
         train: bool = False,
     ) -> StackOutput:
-        """[B, T, C] through all layers."""
         period = len(self.layers)
-        count = self.num_layers // period
-        split = [nnx.split(layer) for layer in self.layers]
-        graphs, states = [graph for graph, _ in split], tuple(state for _, state in split)
+        graphs, states = self._split()
         memory = memory if memory is not None else (None,) * period
 
         def one(r: int, state: Any, x: Array, remembered: Any, i: Array | int, terms: Terms) -> Any:
@@ -225,34 +367,18 @@ class Stack(nnx.Module):
         if self.remat != "none":
             one = jax.checkpoint(one, policy=REMAT[self.remat], static_argnums=(0,))
 
-        def turn(x: Array, slices: Any) -> tuple[Array, tuple[Any, ...]]:
-            states, memory, n = slices
+        def turn(x: Array, n: Array | int, slices: Any) -> tuple[Array, tuple[Any, ...]]:
+            states, memory = slices
             results = []
             for r in range(period):
-                i = n * period + r
-                with jax.named_scope(f"layer{i}" if isinstance(i, int) else "layers"):
-                    x, result = one(r, states[r], x, memory[r], i, terms)
+                with scope_of(n, r, period):
+                    x, result = one(r, states[r], x, memory[r], n * period + r, terms)
                 results.append(result)
             return x, tuple(results)
 
-        if self.scan:
-            x, results = jax.lax.scan(turn, x, (states, memory, jnp.arange(count)))
-        else:
-            turns = []
-            for n in range(count):
-                take = lambda tree, n=n: jax.tree.map(lambda a: a[n], tree)  # noqa: E731
-                x, result = turn(x, (take(states), take(memory), n))
-                turns.append(result)
-            results = jax.tree.map(lambda *a: jnp.stack(a), *turns)
-        if self.final_norm is not None:
-            x = self.final_norm(x)
-        return StackOutput(
-            x=x,
-            memory=None if self.layers[0].memory is None else tuple(result[0] for result in results),
-            losses=_total([result[1] for result in results]),
-            metrics=_by_layer([result[2] for result in results], self.num_layers),
-            updates=tuple(result[3] for result in results),
-        )
+        count = self.num_layers // period
+        x, results = in_turns(turn, x, (states, memory), count=count, scan=self.scan)
+        return self._output(x if self.final_norm is None else self.final_norm(x), results)
 
 
 def _structure(make: Callable[..., Layer], i: int, key: Array) -> tuple[Any, Any]:

@@ -68,4 +68,4 @@ def arrays(batch: Batch) -> dict[str, Any]:
 
 def padded(batch: Batch) -> bool:
     """Whether masks are needed: they cost time, and not every pattern takes them. Full batches are the usual ones."""
-    return not bool((batch.weights > 0).all())
+    return not bool(batch.valid.all())

@@ -164,6 +164,8 @@ class Experiment:
                 f"the model has a memory, which would stay empty, since {type(self.data).__name__} starts rows anew: "
                 "set Experiment.data = @Streams (include data/streams.gin) or Decoder.memory = None"
             )
+        if self.abstract_state.memory is not None:
+            model.stack.layers[0].memory.check(self.data.segment)
         for protocol in self.protocols.values():
             protocol.check(model)
 

@@ -47,7 +47,7 @@ def make_gradients(graph: Any, *, seed: int, accumulate: int = 1) -> Gradients:
         weights = batch["weights"]
         scored = model.score(
             batch["inputs"], batch["targets"],
-            valid=weights > 0 if padded else None,
+            valid=batch["valid"] if padded else None,
             memory=model.reset_memory(memory, batch["reset"]),
             key=key,
             train=True,

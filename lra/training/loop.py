@@ -294,6 +294,7 @@ class _Run:
         line |= {
             "loss_nats": report.nats_per_token,
             "bits_per_byte": report.bits_per_byte,
+            "accuracy": report.accuracy,
             "tokens_scored": report.tokens_scored,
             "tokens_expected": report.tokens_expected,
             "partial": report.partial,
@@ -335,7 +336,7 @@ def _prepare(experiment: Experiment) -> tuple[BatchIterator, Step]:
     for ids in (tokens, held_out):
         corpus.vocabulary.check(ids)
     experiment.protocol.bounds(held_out[: training.evaluate_tokens].size)
-    batches = data.batches(tokens, start=corpus.vocabulary.start, seed=experiment.seed)
+    batches = data.batches(tokens, start=corpus.vocabulary.start, seed=experiment.seed, scored=corpus.scored("train"))
     step = make_step(
         experiment.graph, experiment.optimizer, total_steps=training.steps, seed=experiment.seed,
         bytes_per_token=corpus.num_bytes("train") / len(tokens),

@@ -71,8 +71,8 @@ def make_step(
 ) -> Step:
     """Makes the training step.
 
-    The loss is sum(nats * weights) / sum(weights), 0 without weights, plus the auxiliary losses. A target of weight 0
-    is padding: its position is invisible. Rows that begin anew (`batch.reset`) start from an empty memory.
+    The loss is sum(nats * weights) / sum(weights), 0 without weights, plus the auxiliary losses. Padding
+    (`Batch.valid`) is invisible; other targets of weight 0 are read and not learnt. Rows that begin anew (`batch.reset`) start from an empty memory.
 
     Micro-batches are consecutive rows. Their gradients add up to those of the whole batch, since each is divided by the
     weights of all; auxiliary losses, metrics and new buffer values are averaged by weight (the last micro-batch's for
@@ -93,7 +93,7 @@ def make_step(
 
     Returns:
         `step(state, batch) -> (state, metrics)`. Metrics are scalars: loss_nats, bits_per_byte, gradient_norm (before
-        clipping), clip_ratio (what clipping multiplied the gradients by), parameter_norm (after the update),
+        clipping), clip_ratio (what clipping multiplies the gradients by), parameter_norm (after the update),
         learning_rate, tokens (sum of weights), non_finite (steps in a row up to this one), skipped_steps, rewinds,
         loss_scale, loss/NAME for each auxiliary loss; and layer/NAME, [L], for what layers report.
     """
@@ -134,7 +134,7 @@ def make_step(
             "non_finite": new.faults.in_a_row,
         }
         if optimizer.clip_norm is not None:
-            metrics["clip_ratio"] = optimizer.clip_ratio(norm)
+            metrics["clip_ratio"] = optimizer.clip_ratio(gradients)
         return new, metrics | _counts(state, new, non_finite) | _reports(summed)
 
     return Step(graph, update)

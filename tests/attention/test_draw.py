@@ -26,6 +26,7 @@ from lra.attention import (
     dense,
     draw,
 )
+from lra.attention.memory import Remembered
 from lra.cli import main
 from lra.errors import UserError
 from tests.attention.figures import FIGURES, grids
@@ -253,18 +254,24 @@ class Summaries(Memory):
         return jnp.zeros((batch,), jnp.int32)
 
     def read(self, state):
-        return jnp.zeros((len(state), 4, 6)), jnp.arange(4, dtype=jnp.int32) < state[:, None]
+        filled = jnp.arange(4, dtype=jnp.int32) < state[:, None]
+        return Remembered(jnp.zeros((len(state), 4, 6)), filled, (("far", 1), ("near", 3)))
 
-    def update(self, state, layer_inputs, valid):
+    def update(self, state, layer_inputs, valid, attention, train):
         assert layer_inputs.shape == (1, 2, 6)
-        return jnp.where(state == 0, 2, state + 1), {}
+        return jnp.where(state == 0, 2, state + 1), {}, {}
+
+    def describe(self, train, length=None):
+        return "summaries"
 
 
 def test_any_memory_is_drawn(monkeypatch):
     monkeypatch.setattr(draw, "WIDE", 5)
     drawings = draw.carried(Full(site=site(), rngs=None), Summaries(), length=2, segments=3)
     rows = [panel.split("\n")[1:] for panel in draw.text(drawings, "").split("\n\n")[1:]]
-    assert rows == [["    │█▄"], ["██  │█▄"], ["███ │█▄"]]
+    assert rows == [[" ┊   │█▄"], ["█┊█  │█▄"], ["█┊██ │█▄"]]
+    assert drawings[2].name == "segment 3, 1 of 1 far and 2 of 3 near slots filled"
+    assert drawings[1].as_dict()["parts"] == {"far": 1, "near": 3}
 
 
 # PNG
@@ -301,7 +308,8 @@ def test_png_of_memory(tmp_path) -> None:
     image, pil = pytest.importorskip("matplotlib.image"), pytest.importorskip("PIL.Image")
     heads = np.array([[[True, False, False, True], [True, False, True, True]]])
     path = tmp_path / "memory.png"
-    draw.png([draw.Drawing(heads, np.array([True, False]), "segment 2")], path, "memory")
+    parts = (("far", 1), ("near", 1))
+    draw.png([draw.Drawing(heads, np.array([True, False]), "segment 2", parts)], path, "memory")
     colours = middles(image.imread(path), 2, 4)
     np.testing.assert_array_equal(is_read(colours), heads[0])
     grey = np.abs(colours - 0.8).max(-1) < 0.01  # an empty slot

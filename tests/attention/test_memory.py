@@ -63,16 +63,16 @@ def draw(rng, rows, length):
 def test_what_is_held_after_each_segment(length, size, want):
     memory = recurrence(length=length)
     state = memory.initial(1, train=True)
-    assert not memory.read(state)[1].any()
+    assert not memory.read(state).filled.any()
     for start, values in zip(range(0, 9, size), want, strict=True):
         x = jnp.arange(start, start + size, dtype=jnp.float32).reshape(1, size, 1)
-        state, metrics = memory.update(state, x, None)
-        hidden, valid = memory.read(state)
+        state, losses, metrics = memory.update(state, x, None, None, True)
+        hidden, valid = memory.read(state).inputs, memory.read(state).filled
         assert hidden.shape == (1, length, 1)
         assert hidden[0, -len(values) :, 0].tolist() == values
         assert valid[0].tolist() == [False] * (length - len(values)) + [True] * len(values)
-        assert metrics == {}
-        gradient = jax.grad(lambda x, state=state: memory.update(state, x, None)[0].hidden.sum())(x)
+        assert (losses, metrics) == ({}, {})
+        gradient = jax.grad(lambda x, state=state: memory.update(state, x, None, None, True)[0].hidden.sum())(x)
         np.testing.assert_array_equal(gradient, 0)
 
 
@@ -172,7 +172,7 @@ def test_evaluation_has_its_own_length(rng):
 
 def test_a_memory_of_no_slots_stays_empty():
     memory = recurrence(length=3)
-    state, _ = memory.update(memory.initial(1, False, length=0), jnp.ones((1, 4, 1)), None)
+    state, _, _ = memory.update(memory.initial(1, False, length=0), jnp.ones((1, 4, 1)), None, None, False)
     assert state.hidden.shape == (1, 0, 1)
     assert state.valid.shape == (1, 0)
 

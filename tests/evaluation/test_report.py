@@ -14,7 +14,8 @@ def report(**values: Any) -> Report:
     known: dict[str, Any] = {
         "corpus": "toy", "corpus_description": "toy, digest 0123", "split": "test", "tokenisation": "bytes (256 ids)",
         "protocol": "block, segment 7, batch size 16", "context": "windows of 7 tokens", "tokens_scored": 40,
-        "tokens_expected": 40, "bytes": 120, "nats_total": 100.0, "partial": False, "seconds": 8.0, "step": 19,
+        "tokens_expected": 40, "tokens_right": 10, "bytes": 120, "nats_total": 100.0, "partial": False, "seconds": 8.0,
+        "step": 19,
     }  # fmt: skip
     return Report(**{**known, **values})
 
@@ -25,6 +26,7 @@ def test_known_units() -> None:
     assert known.bits_per_byte == pytest.approx(1.2022, abs=5e-5)
     assert known.perplexity == pytest.approx(12.182, abs=5e-4)
     assert known.tokens_per_second == 5
+    assert known.accuracy == 0.25
 
 
 def test_partial_units_use_what_was_scored() -> None:
@@ -54,10 +56,18 @@ def test_as_dict_is_json() -> None:
     assert values == {
         "corpus": "toy", "corpus_description": "toy, digest 0123", "split": "test", "tokenisation": "bytes (256 ids)",
         "protocol": "block, segment 7, batch size 16", "context": "windows of 7 tokens", "tokens_scored": 40,
-        "tokens_expected": 40, "bytes": 120, "nats_total": 100.0, "partial": False, "seconds": 8.0, "step": 19,
-        "nats_per_token": 2.5, "bits_per_byte": 100 / math.log(2) / 120, "perplexity": math.exp(2.5),
-        "tokens_per_second": 5.0, "weights": "last",
+        "tokens_expected": 40, "tokens_right": 10, "bytes": 120, "nats_total": 100.0, "partial": False, "seconds": 8.0,
+        "step": 19, "accuracy": 0.25, "nats_per_token": 2.5, "bits_per_byte": 100 / math.log(2) / 120,
+        "perplexity": math.exp(2.5), "tokens_per_second": 5.0, "weights": "last", "causality": "strict",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("causality", ["strict", "selection"])
+def test_a_selection_that_looks_at_later_tokens_is_marked(causality: str) -> None:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(report(causality=causality).table())
+    assert ("depends on later tokens" in capture.get()) == (causality == "selection")
 
 
 def test_a_perplexity_beyond_floats() -> None:
@@ -73,7 +83,16 @@ def test_the_table_shows_the_protocol_and_the_counts(partial: bool) -> None:
     with console.capture() as capture:
         console.print(report(tokens_expected=4_000 if partial else 40, partial=partial).table())
     text = capture.get()
-    for shown in ("1.2022", "2.5000", "12.1825", "block, segment 7", "windows of 7", "bytes (256 ids)", "digest 0123"):
+    for shown in (
+        "1.2022",
+        "2.5000",
+        "12.1825",
+        "25.00%",
+        "block, segment 7",
+        "windows of 7",
+        "bytes (256 ids)",
+        "digest 0123",
+    ):
         assert shown in text
     assert ("40 of 4,000 (partial)" if partial else "40 of 40") in text
     assert ("partial" in text) == partial

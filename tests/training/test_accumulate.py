@@ -14,6 +14,7 @@ from lra.attention.pattern import Buffer
 from lra.data import Batch, Streams
 from lra.errors import UserError
 from lra.models.parameters import named
+from lra.training.compiled import padded
 from lra.training.gradients import make_gradients
 
 ROWS, SEGMENT = 6, 8
@@ -70,20 +71,31 @@ def close(left, right):
         assert np.sqrt(((np.asarray(x, np.float64) - y) ** 2).mean()) <= 3e-6 * scale, name
 
 
-@pytest.mark.parametrize("accumulate", [2, 3])
-@pytest.mark.parametrize("kind", ["full", "uneven"])
-def test_micro_batches_are_the_whole_batch(experiment, rng, accumulate, kind):
+@pytest.fixture(scope="module")
+def gradients(experiment):
+    """Compiled gradients by the number of micro-batches."""
+    make = functools.partial(make_gradients, experiment.graph, seed=0)
+    return functools.cache(lambda accumulate: jax.jit(make(accumulate=accumulate), static_argnums=2))
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("kind", "accumulate"),
+    [("full", 3), ("uneven", 2), pytest.param("full", 2, marks=SLOW), pytest.param("uneven", 3, marks=SLOW)],
+)
+def test_micro_batches_are_the_whole_batch(experiment, gradients, rng, accumulate, kind):
     """Two batches one after the other, so that memory is carried; gradients are compared before any update."""
     _, state = experiment.initial()
     weights = weights_of(kind)
-    whole, parts = (jax.jit(make_gradients(experiment.graph, seed=0, accumulate=n), static_argnums=2)
-                    for n in (1, accumulate))  # fmt: skip
+    whole, parts = gradients(1), gradients(accumulate)
     other = state
     for batch in make_batches(rng, weights):
         arrays = dataclasses.asdict(batch)
-        gradients, summed = whole(state, arrays, kind != "full")
+        expected, summed = whole(state, arrays, kind != "full")
         other_gradients, other_summed = parts(other, arrays, kind != "full")
-        close(other_gradients, gradients)
+        close(other_gradients, expected)
         close(other_summed, summed)
         state, other = (dataclasses.replace(state, memory=x.memory) for x in (summed, other_summed))
     assert int(summed.updates[0]["count"][0]) == 1
@@ -102,6 +114,21 @@ def test_padding_alone_in_a_micro_batch_counts_for_nothing(tiny, rng):
     )
     close(other, gradients)
     close(other_summed.nats, summed.nats)
+
+
+def test_what_is_not_scored_is_read_all_the_same(tiny, rng):
+    """Targets of weight 0 that are no padding: the nats of the others are those of the whole batch."""
+    experiment = tiny.experiment(model=tiny.model(dropout=0.0, memory=False))
+    _, state = experiment.initial()
+    whole = next(make_batches(rng, weights_of("full")))
+    weights = np.where(np.arange(SEGMENT) < SEGMENT // 2, 0, 1).astype(np.float32) * np.ones((ROWS, 1), np.float32)
+    batch = dataclasses.replace(whole, weights=weights)
+    assert batch.valid.all()
+    _, summed = jax.jit(make_gradients(experiment.graph, seed=0), static_argnums=2)(
+        state, dataclasses.asdict(batch), padded(batch)
+    )
+    nats = experiment.model(state).score(whole.inputs, whole.targets).nats
+    np.testing.assert_allclose(summed.nats, nats[weights > 0].mean(), rtol=1e-5)
 
 
 def test_dropout_differs_between_micro_batches(tiny, rng):

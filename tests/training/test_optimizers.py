@@ -97,6 +97,12 @@ def test_an_experiment_knows_its_tokens_and_epochs(tiny):
         (lambda: SGD(nesterov=True), "SGD.nesterov"),
         (lambda: Lion(b2=1.0), "Lion.b2"),
         (lambda: Group(pattern="*", rate=0.0), "Group.rate"),
+        (lambda: Group(pattern="*", clip_norm=0.0), "Group.clip_norm"),
+        (lambda: Optimizer(update=Adam, schedule=lambda: Constant(0.1), update_every=0), "Optimizer.update_every is 0"),
+        (
+            lambda: Optimizer(update=Adam, schedule=lambda: Constant(0.1), update_every_after=9),
+            "update_every_after is 9, but needs to be 0",
+        ),
         (lambda: Optimizer(update=Adam, schedule=lambda: Constant(0.1), clip_norm=0.0), "Optimizer.clip_norm"),
         (lambda: Optimizer(update=Adam, schedule=lambda: Constant(0.1), ema_decay=1.0), "Optimizer.ema_decay"),
     ],
@@ -264,3 +270,42 @@ def test_a_group_that_takes_nothing_is_refused(tiny, pattern):
     experiment = tiny.experiment(optimizer=tiny.optimizer(groups=groups), model=tiny.model(memory=False))
     with pytest.raises(UserError, match=r"takes no parameter.*there are embedding\.embedding, "):
         experiment.build()
+
+
+def test_a_group_with_its_own_clipping_counts_for_nobody_else(tiny):
+    """The norms by hand: of the group alone, and of all others together."""
+    groups = (functools.partial(Group, pattern="embedding.*", clip_norm=0.25),)
+    optimizer = tiny.optimizer(lambda: _Identity(), groups=groups, clip_norm=0.5)
+    experiment = tiny.experiment(optimizer=optimizer, model=tiny.model(memory=False))
+    _, state = experiment.initial()
+    gradients = jax.tree.map(lambda x: jnp.full_like(x, 3.0), state.parameters)
+    sizes = {name: x.size for name, x in named(gradients).items()}
+    own = sizes["embedding.embedding"]
+    transformation = experiment.optimizer.transformation(4)
+    updates, _ = transformation.update(gradients, transformation.init(state.parameters), state.parameters)
+    for name, x in named(updates).items():
+        norm, bound = (own, 0.25) if name.startswith("embedding") else (sum(sizes.values()) - own, 0.5)
+        np.testing.assert_allclose(x, bound / np.sqrt(norm), rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(
+        experiment.optimizer.clip_ratio(gradients), 0.5 / (3 * np.sqrt(sum(sizes.values()) - own)), rtol=1e-5
+    )
+
+
+def test_updates_every_fourth_step_after_the_second():
+    """Gradients of the steps between are averaged; the rate is that of the step; nothing moves in between."""
+    g = np.arange(1, 12, dtype=np.float32)
+    optimizer = Optimizer(
+        update=SGD, schedule=functools.partial(Linear, 0.1, 3, total=11), update_every=4, update_every_after=2
+    )
+    transformation = optimizer.transformation(11)
+    parameters = {"w": jnp.zeros(2)}
+    state, moves = transformation.init(parameters), []
+    for step in range(11):
+        updates, state = transformation.update({"w": jnp.full(2, g[step])}, state, parameters)
+        moves.append(float(updates["w"][0]))
+    rate = [float(optimizer.learning_rate(step, 11)) for step in range(11)]
+    want = np.zeros(11)
+    for steps in ([0], [1], [2, 3, 4, 5], [6, 7, 8, 9]):
+        want[steps[-1]] = -rate[steps[-1]] * g[steps].mean()
+    np.testing.assert_allclose(moves, want, rtol=1e-5)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))

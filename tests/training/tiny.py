@@ -30,6 +30,9 @@ class Corpus:
     def tokens(self, split: str) -> np.ndarray:
         return self._splits[split]
 
+    def scored(self, split: str) -> None:
+        return None
+
     def num_bytes(self, split: str) -> int:
         return self._splits[split].size
 
