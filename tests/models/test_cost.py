@@ -25,7 +25,7 @@ from lra.attention import (
     WindowGlobal,
 )
 from lra.errors import UserError
-from lra.models import Decoder, FeedForward, LearnedPositions, Softmax, Stack
+from lra.models import Decoder, FeedForward, LearnedPositions, Reversible, Softmax, Stack
 from lra.models.cost import ATTENTION, PROJECTIONS, cost
 
 
@@ -227,3 +227,14 @@ def test_lengths_that_cannot_be_counted(length, most):
     position = functools.partial(LearnedPositions, max_length=7) if most == 7 else None
     with pytest.raises(UserError, match=f"the length is {length}, but .* 1 to {most} tokens: change it"):
         cost(shapes(position=position), length=length, batch=1)
+
+
+def test_reversible_layers_keep_nothing():
+    """Neither of one layer nor, however many there are, of all."""
+    counted = [
+        cost(shapes(stack=Reversible, head=functools.partial(Softmax, tied=False), num_layers=n), length=64, batch=3)
+        for n in (2, 8)
+    ]
+    assert [each.layers[0].activations for each in counted] == [0, 0]
+    assert len({each.held["activations"] for each in counted}) == 1
+    assert counted[0].layers[0].scores == cost(shapes(), length=64, batch=3).layers[0].scores
