@@ -1,4 +1,4 @@
-"""Reversible layers (Gomez et al. 2017, arXiv:1707.04585; in a Transformer: Kitaev et al. 2020, arXiv:2001.04451, section 3).
+"""Reversible layers (Gomez et al. 2017, arXiv:1707.04585; in a Transformer: Kitaev et al. 2020, arXiv:2001.04451).
 
 Two residual streams, from which each layer's inputs can be computed again: memory does not grow with depth.
 """

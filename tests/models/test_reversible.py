@@ -1,4 +1,4 @@
-"""Reversible layers: the gradient of the same function by ordinary differentiation, memory, storage, what they refuse."""
+"""Reversible layers: the gradient of the same function by ordinary differentiation, memory, storage, mistakes."""
 
 import functools
 
