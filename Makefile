@@ -54,6 +54,7 @@ bench: $(INSTALLED) ## speed and memory of every pattern against length
 
 pictures: $(INSTALLED) ## draw all patterns again for the README
 	$(BIN)/python scripts/pictures.py
+	$(BIN)/python scripts/angular_hashing.py
 
 clean: ## remove the environment, caches and builds; keep runs and corpora
 	rm -rf build dist lra.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

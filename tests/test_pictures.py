@@ -1,6 +1,7 @@
 """The picture of all patterns: the script makes it, and the one in the documentation is what it makes."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -31,3 +32,16 @@ def test_the_picture_has_every_pattern_and_is_up_to_date(tmp_path):
     assert 20_000 < path.stat().st_size < 100_000
     assert (ROOT / "docs" / "patterns.png").stat().st_size < 100_000
     assert "docs/patterns.png" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_angular_hashing_is_up_to_date(tmp_path):
+    """Three rounds of two pairs, of which the near one shares every bucket."""
+    image = pytest.importorskip("PIL.Image")
+    path = tmp_path / "hashing.png"
+    runpy.run_path(str(ROOT / "scripts" / "angular_hashing.py"))["main"](path)
+    with image.open(path) as made, image.open(ROOT / "docs" / "angular_hashing.png") as shown:
+        assert made.text["Description"] == shown.text["Description"], "the picture is out of date: make pictures"
+        found = [line.partition(": buckets ")[::2] for line in made.text["Description"].splitlines()]
+    assert [pair.partition(",")[0] for pair, _ in found] == ["far"] * 3 + ["near"] * 3
+    shares = [len({*both.split(" and ")}) == 1 for _, both in found]
+    assert sum(shares[:3]) < sum(shares[3:]) == 3

@@ -27,14 +27,14 @@ from lra.attention.visibility import Array
 class DistanceTerm(Term):
     """Adds `(q + position) . keys[distance]` to the logits and `weights . values[distance]` to the output.
 
-    Row r of a table is the vector of distance `first + r`, query position minus key position; beyond its ends are the
+    Row r of a table is the vector of distance `last - r`, query position minus key position; beyond its ends are the
     vectors of its ends. The content bias goes into the queries, so that it meets the keys.
 
     Attributes:
-        keys: [N, H or 1, D], or None.
-        values: [N, H or 1, E], or None.
+        keys: [H or 1, N, D], or None.
+        values: [H or 1, N, E], or None.
         content: u [H, D], added to the queries that meet keys. position: v [H, D], to those that meet distances.
-        first: distance of the first row.
+        last: distance of the first row.
         clipped: False where nothing stands for distances beyond the ends, which `within` then refuses.
     """
 
@@ -42,18 +42,16 @@ class DistanceTerm(Term):
     values: Array | None = None
     content: Array | None = None
     position: Array | None = None
-    first: int = dataclasses.field(default=0, metadata={"static": True})
+    last: int = dataclasses.field(default=0, metadata={"static": True})
     clipped: bool = dataclasses.field(default=True, metadata={"static": True})
 
     def within(self, ahead: int, back: int) -> Term:
-        rows = self.keys if self.keys is not None else self.values
-        last = self.first + (0 if rows is None else len(rows)) - 1
-        if not self.clipped and (back > last or -ahead < self.first):
+        if not self.clipped and ahead:
+            raise ValueError("LearnedDistance has no vectors for keys after the query: use ShawRelative or XLRelative")
+        if not self.clipped and back > self.last:
             raise ValueError(
-                f"the table has vectors for distances {self.first} to {last}, but {-ahead} to {back} can occur: raise "
-                f"LearnedDistance.length to at least {back + 1}, or shorten the segment, its memory or the window"
-                if ahead == 0
-                else "LearnedDistance has no vectors for keys after the query: choose ShawRelative or XLRelative"
+                f"the table has vectors for distances up to {self.last}, but {back} can occur: raise "
+                f"LearnedDistance.length to {back + 1}, or shorten the segment, its memory or the pattern's window"
             )
         return self
 
@@ -69,9 +67,11 @@ class DistanceTerm(Term):
             q = q + self.position.astype(q.dtype)[:, None]
         rows = self.keys.astype(q.dtype)
         if isinstance(q_pos, Range) and isinstance(k_pos, Range):
-            parts = _parts(q)
-            products = _product("brhpqd,pnhd->brhpqn", parts, _of_parts(self._near(rows, q_pos, k_pos), parts))
-            return scale * _skew(products, k_pos.length).reshape(*q.shape[:-1], k_pos.length)
+            products = [
+                _skew(_product("brhqd,hnd->brhqn", part, near), k_pos.length)
+                for part, near in self._parts(q, rows, q_pos, k_pos)
+            ]
+            return scale * jnp.concatenate(products, axis=-2)
 
         def pairs(q: Array, vectors: Array) -> Array:
             return (q[..., None, :] * vectors).sum(-1)
@@ -83,9 +83,11 @@ class DistanceTerm(Term):
             return None
         rows = self.values.astype(weights.dtype)
         if isinstance(q_pos, Range) and isinstance(k_pos, Range):
-            parts = _parts(weights)
-            out = _product("brhpqn,pnhe->brhpqe", _unskew(parts), _of_parts(self._near(rows, q_pos, k_pos), parts))
-            return out.reshape(*weights.shape[:-1], -1)
+            products = [
+                _product("brhqn,hne->brhqe", _unskew(part), near)
+                for part, near in self._parts(weights, rows, q_pos, k_pos)
+            ]
+            return jnp.concatenate(products, axis=-2)
 
         def pairs(weights: Array, vectors: Array) -> Array:
             return (weights[..., None] * vectors).sum(-2)
@@ -93,27 +95,27 @@ class DistanceTerm(Term):
         return self._gathered(pairs, rows, weights, q_pos, k_pos)
 
     def heads(self, start: int, stop: int) -> Term:
-        def of(x: Array | None, axis: int) -> Array | None:
-            shared = x is None or x.shape[axis] == 1
-            return x if shared else jax.lax.slice_in_dim(x, start, stop, axis=axis)
+        return jax.tree.map(lambda x: x if len(x) == 1 else x[start:stop], self)
 
-        return dataclasses.replace(
-            self, keys=of(self.keys, 1), values=of(self.values, 1), content=of(self.content, 0),
-            position=of(self.position, 0),
-        )  # fmt: skip
+    def _parts(self, x: Array, rows: Array, q_pos: Range, k_pos: Range) -> list[tuple[Array, Array]]:
+        """Some queries of x [B, R, H, q, n] at a time, with the vectors of their distances and of one more.
 
-    def _near(self, rows: Array, q_pos: Range, k_pos: Range) -> Array:
-        """The vectors of a block's distances and of one more, [q + k, H or 1, D], from the largest distance down."""
-        count = q_pos.length + k_pos.length
-        lowest = q_pos.start - k_pos.start - k_pos.step * k_pos.length - self.first
+        Parts [B, R, H, q', n] go with vectors [H or 1, q' + k, D] from the largest distance down: a part of the queries
+        has fewer distances to the keys than all of them.
+        """
+        parts = 4 if q_pos.length % 4 == 0 and q_pos.length >= 64 else 1  # fastest of 1, 2, 4, 8 for 128 and 256
+        size, count = q_pos.length // parts, q_pos.length + k_pos.length
+        first = self.last - (q_pos.start - k_pos.start) - q_pos.step * (q_pos.length - 1)
         if q_pos.step == 1:  # one slice: its gradient is one addition
-            ends = [jnp.broadcast_to(rows[end : end + 1], (count, *rows.shape[1:])) for end in (0, len(rows) - 1)]
-            start = jnp.clip(lowest + count, 0, count + len(rows))
-            near = jax.lax.dynamic_slice_in_dim(jnp.concatenate([ends[0], rows, ends[1]]), start, count)
+            before, after = (jnp.repeat(rows[:, n : n + 1], count, axis=1) for n in (0, rows.shape[1] - 1))
+            start = jnp.clip(first + count, 0, count + rows.shape[1])
+            near = jax.lax.dynamic_slice_in_dim(jnp.concatenate([before, rows, after], axis=1), start, count, axis=1)
         else:
-            index = lowest + q_pos.step * jnp.arange(count, dtype=jnp.int32)
-            near = rows[jnp.clip(index, 0, len(rows) - 1)]
-        return near[::-1]
+            index = first + q_pos.step * jnp.arange(count, dtype=jnp.int32)
+            near = rows[:, jnp.clip(index, 0, rows.shape[1] - 1)]
+        starts = range(0, q_pos.length, size)
+        width = size + k_pos.length
+        return [(x[..., n : n + size, :], near[:, count - width - n : count - n]) for n in starts]
 
     def _gathered(
         self, pairs: Callable[[Array, Array], Array], rows: Array, x: Array, q_pos: Positions, k_pos: Positions
@@ -121,13 +123,13 @@ class DistanceTerm(Term):
         """`pairs(x[..., q, :], vectors)` for each query of x [B, R, H, q, ...] with vectors [.., H or 1, k, D]."""
         asking, keys = (p.positions if isinstance(p, Range) else jnp.asarray(p) for p in (q_pos, k_pos))
         asking, keys = (p.reshape((1,) * (4 - p.ndim) + p.shape) for p in (asking, keys))
-        head = jnp.arange(rows.shape[1], dtype=jnp.int32)[:, None]
+        head = jnp.arange(len(rows), dtype=jnp.int32)[:, None]
 
         @jax.checkpoint  # the vectors are gathered again rather than kept
         def one(query: tuple[Array, Array]) -> Array:
             x, place = query
-            index = jnp.clip(place[..., None] - keys - self.first, 0, len(rows) - 1)
-            return pairs(x, rows[index, head])
+            index = jnp.clip(self.last - (place[..., None] - keys), 0, rows.shape[1] - 1)
+            return pairs(x, rows[head, index])
 
         size = x.shape[3]
         asking = jnp.broadcast_to(asking, (*asking.shape[:3], size))
@@ -136,24 +138,10 @@ class DistanceTerm(Term):
         return jnp.moveaxis(out, 0, 3)
 
 
-def _parts(x: Array) -> Array:
-    """[..., q, n] as [..., P, q / P, n]: a part of the queries has fewer distances to the keys than all of them."""
-    size = x.shape[-2]
-    count = 4 if size % 4 == 0 and size >= 64 else 1  # the fastest of 1, 2, 4, 8 for blocks of 128 and 256
-    return x.reshape(*x.shape[:-2], count, size // count, x.shape[-1])
-
-
-def _of_parts(near: Array, parts: Array) -> Array:
-    """The vectors of a block's distances [n, H or 1, D], from the largest down, for each part [P, n', H or 1, D]."""
-    count, size = parts.shape[-3:-1]
-    length = len(near) - (count - 1) * size
-    return jnp.stack([near[(count - 1 - p) * size :][:length] for p in range(count)])
-
-
 def _product(equation: str, x: Array, rows: Array) -> Array:
-    """An einsum with rows [P, n, H, D], or [P, n, 1, D] for all heads."""
-    if rows.shape[2] == 1:
-        return jnp.einsum(equation.replace(",pnh", ",pn"), x, rows[:, :, 0])
+    """An einsum with rows [H, n, D], or [1, n, D] for all heads."""
+    if len(rows) == 1:
+        return jnp.einsum(equation.replace(",h", ","), x, rows[0])
     return jnp.einsum(equation, x, rows)
 
 
@@ -192,10 +180,10 @@ class XLTerm(Term):
     def within(self, ahead: int, back: int) -> Term:
         clamp = max(ahead, back) if self.clamp_length is None else self.clamp_length
         first, last = -min(ahead, clamp), min(back, clamp)
-        waves = sinusoids(np.arange(first, last + 1), len(self.projection), accumulator(self.projection.dtype))
+        waves = sinusoids(np.arange(last, first - 1, -1), len(self.projection), accumulator(self.projection.dtype))
         waves = drop(waves, self.dropout if self.dropout_key is not None else 0.0, self.dropout_key)
-        keys = jnp.einsum("nc,chd->nhd", waves.astype(self.projection.dtype), self.projection)
-        return DistanceTerm(keys=keys, content=self.content, position=self.position, first=first)
+        keys = jnp.einsum("nc,chd->hnd", waves.astype(self.projection.dtype), self.projection)
+        return DistanceTerm(keys=keys, content=self.content, position=self.position, last=last)
 
     def query(self, q: Array, position: Array) -> Array:
         raise ValueError("the term has no vectors yet: call `within(ahead, back)` with the distances that can occur")
@@ -311,13 +299,13 @@ class ShawRelative(TermModule):
         if max_distance < 1:
             raise ValueError(f"ShawRelative.max_distance needs to be at least 1, got {max_distance}")
         self.max_distance = max_distance
-        shape = 2 * max_distance + 1, num_heads if per_head else 1, head_dim
+        shape = num_heads if per_head else 1, 2 * max_distance + 1, head_dim  # distances rise
         self.keys = nnx.Param(_by_layer(initialiser(table), rngs, num_layers, *shape))
         self.values = nnx.Param(_by_layer(initialiser(table), rngs, num_layers, *shape)) if values else None
 
     def __call__(self, key: Array | None = None) -> Term:
-        values = None if self.values is None else self.values[...]
-        return ByLayer(DistanceTerm(keys=self.keys[...], values=values, first=-self.max_distance))
+        falling = [None if x is None else x[...][:, :, ::-1] for x in (self.keys, self.values)]
+        return ByLayer(DistanceTerm(*falling, last=self.max_distance))
 
 
 class LearnedDistance(TermModule):
@@ -347,7 +335,7 @@ class LearnedDistance(TermModule):
         self.table = nnx.Param(initialiser(table)(rngs.params(), (length, head_dim)))
 
     def __call__(self, key: Array | None = None) -> Term:
-        return DistanceTerm(keys=self.table[...][:, None], clipped=False)
+        return DistanceTerm(self.table[...][None, ::-1], last=len(self.table[...]) - 1, clipped=False)
 
 
 def _by_layer(init: Callable[..., Array], rngs: nnx.Rngs, layers: int, *shape: int) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import string
 import tempfile
 import textwrap
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ WIDE = 32
 
 EMPTY, READS_NOT, READS = range(3)
 _CELLS = {EMPTY: "  ", READS_NOT: "· ", READS: "██"}
+_COLOURS = 20
+_LETTERS = string.ascii_letters
 _HALVES = {(True, True): "█", (True, False): "▀", (False, True): "▄"}
 
 
@@ -38,49 +41,55 @@ class Drawing:
         filled: which slots hold something: booleans [M].
         name: what is drawn, where there are several; or "".
         parts: names and numbers of slots of the parts of memory, in order.
+        colours: the bucket or cluster of each key: integers [H, M + T], -1 for none; or None.
     """
 
     heads: np.ndarray
     filled: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))
     name: str = ""
     parts: tuple[tuple[str, int], ...] = ()
+    colours: np.ndarray | None = None
 
     @property
     def borders(self) -> list[int]:
         """Where a part of memory begins, but the first, and where the segment does."""
         return [int(n) for n in np.cumsum([size for _, size in self.parts])]
 
-    def distinct(self) -> list[tuple[str, np.ndarray]]:
-        """Heads that read the same, together: ("heads 0, 3", [T, M + T]) pairs."""
-        groups: list[tuple[list[int], np.ndarray]] = []
-        for head, grid in enumerate(self.heads):
-            for members, known in groups:
-                if np.array_equal(known, grid):
+    def distinct(self) -> list[tuple[str, int]]:
+        """Heads that read the same, in the same colours, together: their names, and the first of them."""
+        alike: list[list[int]] = []
+        drawn = [x for x in (self.heads, self.colours) if x is not None]
+        for head in range(len(self.heads)):
+            for members in alike:
+                if all(np.array_equal(x[head], x[members[0]]) for x in drawn):
                     members.append(head)
                     break
             else:
-                groups.append(([head], grid))
-        if len(groups) == 1:
-            return [("all heads", groups[0][1])]
-        return [
-            (("head " if len(members) == 1 else "heads ") + ", ".join(map(str, members)), grid)
-            for members, grid in groups
-        ]
+                alike.append([head])
+        if len(alike) == 1:
+            return [("all heads", 0)]
+        return [(("head " if len(each) == 1 else "heads ") + ", ".join(map(str, each)), each[0]) for each in alike]
 
     def panels(self) -> list[tuple[str, np.ndarray]]:
-        """A heading that counts the pairs, and what is to be painted: `EMPTY`, `READS_NOT` or `READS` [T, M + T]."""
+        """A heading that counts the pairs, and what is to be painted [T, M + T].
+
+        That is `EMPTY`, `READS_NOT` or `READS`, plus the key's colour and 1, where keys have colours.
+        """
         there = np.append(self.filled, np.ones(self.heads.shape[2] - len(self.filled), bool))
         panels = []
-        for name, grid in self.distinct():
+        for name, head in self.distinct():
+            grid = self.heads[head]
             heading = f"{self.name}, {name}" if self.name else name
             counted = f"{heading}: {int(grid.sum())} of {grid.size} pairs, sparsity {sparsity(grid):.3f}"
-            panels.append((counted, np.where(grid, READS, np.where(there, READS_NOT, EMPTY))))
+            read = READS if self.colours is None else READS + 1 + self.colours[head]
+            panels.append((counted, np.where(grid, read, np.where(there, READS_NOT, EMPTY))))
         return panels
 
     def as_dict(self) -> dict[str, list]:
         """For JSON."""
         filled = {"filled": self.filled.tolist(), "parts": dict(self.parts)} if len(self.filled) else {}
-        return filled | {"visible": self.heads.tolist(), "sparsity": [sparsity(grid) for grid in self.heads]}
+        labels = {} if self.colours is None else {"labels": self.colours.tolist()}
+        return filled | labels | {"visible": self.heads.tolist(), "sparsity": [sparsity(grid) for grid in self.heads]}
 
 
 def sparsity(grid: np.ndarray) -> float:
@@ -90,13 +99,13 @@ def sparsity(grid: np.ndarray) -> float:
 
 def once(pattern: Pattern, length: int) -> Drawing:
     """Which of `length` tokens each reads in one layer."""
-    return Drawing(_reads(pattern, length, length))
+    return _drawing(pattern, length, length)
 
 
 def through(layers: Sequence[Pattern], length: int) -> Drawing:
     """Which of `length` tokens reach each one through layers joined by residual connections, by any of their heads."""
     itself = np.eye(length, dtype=np.float32)  # what a residual connection passes on
-    steps = {id(pattern): _reads(pattern, length, length).any(0) + itself for pattern in layers}
+    steps = {id(pattern): _drawing(pattern, length, length).heads.any(0) + itself for pattern in layers}
     reached = itself
     for pattern in layers:
         reached = np.minimum(steps[id(pattern)] @ reached, 1)
@@ -109,21 +118,24 @@ def carried(pattern: Pattern, memory: Memory, length: int, segments: int) -> lis
     for n in range(segments):
         past = memory.read(state)
         _, slots, width = past.inputs.shape
-        heads = _reads(pattern, length, slots + length, Visibility().after(past.filled, length, past.positions))
+        drawing = _drawing(pattern, length, slots + length, Visibility().after(past.filled, length, past.positions))
         filled, ends = np.asarray(past.filled)[0], np.cumsum([size for _, size in past.parts])
         counts = [
             f"{int(part.sum())} of {len(part)}" + f" {name}" * (len(past.parts) > 1)
             for (name, _), part in zip(past.parts, np.split(filled, ends[:-1]), strict=True)
         ]
         name = f"segment {n + 1}, {' and '.join(counts)} slots filled"
-        drawings.append(Drawing(heads, filled, name, past.parts))
+        drawings.append(dataclasses.replace(drawing, filled=filled, name=name, parts=past.parts))
         state, _, _ = memory.update(state, jnp.zeros((1, length, width), past.inputs.dtype), None, None, False)
     return drawings
 
 
-def _reads(pattern: Pattern, queries: int, keys: int, visibility: Visibility | None = None) -> np.ndarray:
-    """Which keys each query reads: booleans [H, T, S]; patterns that depend on content select of random content."""
-    return reads(pattern, queries, keys, visibility, drawn(pattern, queries, keys, jax.random.key(0)))[0]
+def _drawing(pattern: Pattern, queries: int, keys: int, visibility: Visibility | None = None) -> Drawing:
+    """Which keys each query reads; patterns that depend on content select of random content."""
+    selection = drawn(pattern, queries, keys, jax.random.key(0))
+    colours = pattern.colours(selection)
+    heads = reads(pattern, queries, keys, visibility, selection)[0]
+    return Drawing(heads, colours=None if colours is None else np.asarray(colours)[0].T)
 
 
 def text(drawings: Sequence[Drawing], title: str) -> str:
@@ -143,7 +155,12 @@ def text(drawings: Sequence[Drawing], title: str) -> str:
 
 
 def _wide(cells: np.ndarray) -> list[list[str]]:
-    return [[_CELLS[cell] for cell in row] for row in cells.tolist()]
+    return [[_CELLS.get(cell) or f"{_letter(cell)} " for cell in row] for row in cells.tolist()]
+
+
+def _letter(cell: int) -> str:
+    """Of a key's colour."""
+    return _LETTERS[(cell - READS - 1) % len(_LETTERS)]
 
 
 def _narrow(cells: np.ndarray) -> list[list[str]]:
@@ -151,7 +168,7 @@ def _narrow(cells: np.ndarray) -> list[list[str]]:
     cells = np.pad(cells, ((0, len(cells) % 2), (0, 0)), constant_values=EMPTY)
 
     def character(upper: int, lower: int) -> str:
-        return _HALVES.get((upper == READS, lower == READS), " " if upper == EMPTY else "·")
+        return _HALVES.get((upper >= READS, lower >= READS), " " if upper == EMPTY else "·")
 
     return [[character(*pair) for pair in zip(*pairs, strict=True)] for pairs in cells.reshape(-1, 2, cells.shape[1])]
 
@@ -182,10 +199,11 @@ def png(drawings: Sequence[Drawing], path: Path, title: str, *, columns: int = 4
     for axis, (borders, heading, cells) in zip(axes, panels, strict=False):
         (length, keys), slots = cells.shape, max(borders, default=0)
         axis.set_facecolor("0.8")  # shows where nothing is painted
-        axis.imshow(
-            np.ma.masked_where(cells == EMPTY, cells == READS), cmap="Blues", vmin=0, vmax=1.3,
-            interpolation="nearest", extent=(-slots - 0.5, keys - slots - 0.5, length - 0.5, -0.5),
-        )  # fmt: skip
+        place = {"interpolation": "nearest", "extent": (-slots - 0.5, keys - slots - 0.5, length - 0.5, -0.5)}
+        axis.imshow(np.ma.masked_where(cells == EMPTY, cells >= READS), cmap="Blues", vmin=0, vmax=1.3, **place)
+        if cells.max() > READS:
+            numbers = (cells - READS - 1) % _COLOURS
+            axis.imshow(np.ma.masked_where(cells <= READS, numbers), cmap="tab20", vmin=0, vmax=_COLOURS - 1, **place)
         for border in borders:
             style = "-" if border == slots else "--"
             axis.axvline(border - slots - 0.5, color="black", linewidth=1, linestyle=style)

@@ -12,7 +12,8 @@ from flax import nnx
 
 from lra.attention import arrange, core
 from lra.attention.core import Rule, Terms
-from lra.attention.pattern import EVERYTHING, FunctionPattern, Promise, Site, aligned, default_scale
+from lra.attention.pattern import EVERYTHING, FunctionPattern, Pattern, Promise, Site, aligned, default_scale
+from lra.attention.sliding_window import limited_window
 from lra.attention.visibility import Array, Entry, Visibility
 
 
@@ -86,6 +87,9 @@ class Full(FunctionPattern):
     @property
     def arguments(self) -> Mapping[str, Any]:
         return {}
+
+    def limited(self, keys: int) -> Pattern:
+        return limited_window(self, keys)
 
     @property
     def promise(self) -> Promise:

@@ -67,6 +67,11 @@ class Heads(Pattern):
     def rule(self) -> Rule:
         return HeadsRule(tuple(group.rule for group in self.groups), self.bounds)
 
+    def limited(self, keys: int) -> Pattern:
+        copy = nnx.merge(*nnx.split(self))
+        copy.groups = nnx.List([group.limited(keys) for group in self.groups])
+        return copy
+
     @property
     def reach(self) -> int | None:
         bounds = [group.reach for group in self.groups]
@@ -96,6 +101,15 @@ class Heads(Pattern):
     def selections(self, selection: Any) -> tuple[Any, ...]:
         groups = zip(self.groups, self._of_groups(selection), strict=True)
         return tuple(part for group, own in groups for part in group.selections(own))
+
+    def colours(self, selection: Any) -> Array | None:
+        known = [group.colours(own) for group, own in zip(self.groups, self._of_groups(selection), strict=True)]
+        some = next((x for x in known if x is not None), None)
+        if some is None:
+            return None
+        counts = [group.num_heads for group in self.groups]
+        none = [jnp.full((*some.shape[:2], count), -1, jnp.int32) for count in counts]
+        return jnp.concatenate([x if y is None else y for x, y in zip(none, known, strict=True)], axis=2)
 
     def labels(self, queries: int, keys: int, visibility: Visibility, selection: Any = None) -> Labels:
         both: tuple[dict[str, Array], dict[str, Array]] = ({}, {})

@@ -18,6 +18,7 @@ from lra.attention.initialisers import initialiser
 from lra.attention.memory import Memory
 from lra.attention.pattern import Attended, Inputs, Pattern, Projection, Site, require
 from lra.attention.precision import accumulator
+from lra.attention.probe import observed
 from lra.attention.visibility import Array, Visibility
 
 SELECTION = "selection"
@@ -172,10 +173,14 @@ class Attention(nnx.Module):
         back = back if self.pattern.reach is None else min(back, self.pattern.reach)
         terms = tuple(term.within(0 if self.pattern.causal else length - 1, back) for term in terms)
         about = Inputs(inputs[:, inputs.shape[1] - length :], inputs, self.project)
-        attended = self.pattern(
-            q, k, change(v), inputs=about, visibility=visibility, terms=terms, key=key, train=train, selection=selection
-        )
-        return dataclasses.replace(attended, selection=selection)
+
+        def attend(terms: Terms) -> Attended:
+            return self.pattern(
+                q, k, change(v), inputs=about, visibility=visibility, terms=terms, key=key, train=train,
+                selection=selection,
+            )  # fmt: skip
+
+        return dataclasses.replace(observed(attend, terms), selection=selection)
 
     def project(self, x: Array, length: int | None = None) -> tuple[Array, Array, Array]:
         """Normalised inputs [B, S, C] to q [B, T, H, D] of the last T (None: all), k and v [B, S, H, D]."""

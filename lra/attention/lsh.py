@@ -23,6 +23,7 @@ from lra.attention.precision import accumulator
 from lra.attention.rows import harmless, lengths
 from lra.attention.sorted_chunks import arranged, combined, earlier, sets_of, sort
 from lra.attention.visibility import Array, Entry, Visibility
+from lra.errors import UserError
 
 Sets = Literal["paper", "released"]
 """What a round lets a query read.
@@ -253,16 +254,21 @@ class LSH(Pattern):
         rounds = self.rounds if train else self.evaluation_rounds
         return select(k, buckets=self.buckets, rounds=rounds, visibility=visibility, key=key)
 
+    def check_length(self, length: int) -> None:
+        if self.chunk > length:
+            raise UserError(
+                f"LSH.chunk is {self.chunk}, but rows have {length} tokens, so that one chunk holds them all and "
+                f"nothing is saved: lower it to {max(1, length // 4)} or so, or use full"
+            )
+
+    def colours(self, selection: Any) -> Array:
+        """Buckets of the first round."""
+        return selection[..., 0]
+
     def labels(self, queries: int, keys: int, visibility: Visibility, selection: Any = None) -> Labels:
         """The set of each entry in each round, and "alone" for queries that may read no other token in any of them."""
         within = hashing.count(self.buckets) if FORMS[self.sets][0] else None
-        numbers = sets_of(selection, sort(selection, visibility)[1], self.chunk, within)
-        known = {f"round{r}": numbers[:, :, r].swapaxes(1, 2) for r in range(numbers.shape[2])}
-        asked = {name: x[:, keys - queries :] for name, x in known.items()}
-        places = visibility.positions(queries, keys)
-        q = Entries(places[0], visibility.q_valid, visibility.q_segment, asked)
-        k = Entries(places[1], visibility.k_valid, visibility.k_segment, known)
-        return asked | {"alone": ~_any(SharedRule(self.causal, tuple(known)), q, k)}, known
+        return _labels(selection, visibility, queries, chunk=self.chunk, within=within, causal=self.causal)
 
     def prepare(self, q: Array, k: Array) -> tuple[Array, Array]:
         return q, unit(k)
@@ -286,6 +292,22 @@ class LSH(Pattern):
             visibility=visibility, terms=terms, selection=selection, dropout=self.dropout_rate(train), key=key,
         )  # fmt: skip
         return Attended(out)
+
+
+@functools.partial(jax.jit, static_argnums=2, static_argnames=("chunk", "within", "causal"))
+def _labels(
+    buckets: Array, visibility: Visibility, queries: int, *, chunk: int, within: int | None, causal: bool
+) -> Labels:
+    """See `LSH.labels`."""
+    keys = buckets.shape[1]
+    numbers = sets_of(buckets, sort(buckets, visibility)[1], chunk, within)
+    known = {f"round{r}": numbers[:, :, r].swapaxes(1, 2) for r in range(numbers.shape[2])}
+    asked = {name: x[:, keys - queries :] for name, x in known.items()}
+    places = visibility.positions(queries, keys)
+    q = Entries(places[0], visibility.q_valid, visibility.q_segment, asked)
+    k = Entries(places[1], visibility.k_valid, visibility.k_segment, known)
+    alone = ~_any(SharedRule(causal, tuple(known)), q, k)
+    return asked | {"alone": alone.astype(jnp.int32)}, known
 
 
 def _any(rule: Rule, q: Entries, k: Entries) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -159,14 +159,25 @@ class Slots:
 class Recurrence(Memory):
     """Segment-level recurrence (Dai et al. 2019, arXiv:1901.02860, section 3.2): the last M layer inputs, no gradient.
 
-    The memory is empty at the start and grows to its length, as in the released PyTorch code; nobody reads empty slots.
-
     Args:
         length: M, tokens remembered in training.
         evaluation_length: tokens remembered in evaluation; None for the same.
+        start: "empty": the memory grows to its length, and nobody reads empty slots (released PyTorch code); "zeros":
+            it starts as M vectors of zeros, which are read (released TensorFlow code).
     """
 
-    def __init__(self, *, length: int, evaluation_length: int | None = None, width: int, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self,
+        *,
+        length: int,
+        evaluation_length: int | None = None,
+        start: Literal["empty", "zeros"] = "empty",
+        width: int,
+        rngs: nnx.Rngs,
+    ) -> None:
+        if start not in ("empty", "zeros"):
+            raise ValueError(f"Recurrence.start needs to be 'empty' or 'zeros', got {start!r}")
+        self.start = start
         for name, value in (("length", length), ("evaluation_length", evaluation_length)):
             if value is not None and value < 1:
                 raise ValueError(
@@ -175,7 +186,14 @@ class Recurrence(Memory):
         self.length, self.evaluation_length, self.width = length, evaluation_length or length, width
 
     def initial(self, batch: int, train: bool, dtype: Any = jnp.float32, length: int | None = None) -> Slots:
-        return Slots.empty(batch, self._length(train, length), self.width, dtype)
+        slots = Slots.empty(batch, self._length(train, length), self.width, dtype)
+        return dataclasses.replace(slots, valid=slots.valid | (self.start == "zeros"))
+
+    def reset(self, state: Slots, rows: Array) -> Slots:
+        emptied: Slots = super().reset(state, rows)
+        if self.start == "empty":
+            return emptied
+        return dataclasses.replace(emptied, valid=emptied.valid | rows[:, None])
 
     def describe(self, train: bool, length: int | None = None) -> str:
         return f"{self._length(train, length)} tokens of memory"

@@ -194,6 +194,17 @@ class Pattern(nnx.Module):
     def rule(self) -> Rule:
         """`rule(q: Entry, k: Entry) -> bool`: the definition of the pattern, for oracle, drawings and decoding."""
 
+    def limited(self, keys: int) -> Pattern:
+        """This pattern where a query reads the last `keys` keys alone, its own included, for evaluation.
+
+        Raises:
+            ValueError: it has no such form.
+        """
+        raise ValueError(
+            f"{type(self).__name__} cannot be limited to the last {keys} keys: leave out attention_length, or use full "
+            "or sliding_window"
+        )
+
     @property
     def rules(self) -> tuple[Rule, ...]:
         """A rule for each set of keys, where there are several (rounds, clusters); `rule` is their union."""
@@ -257,6 +268,10 @@ class Pattern(nnx.Module):
             q: [B, T, H, D]. k: [B, S, H, D].
             visibility: as in the call. key: the call's. train: the call's.
         """
+        return None
+
+    def colours(self, selection: Any) -> Array | None:
+        """What drawings colour keys by, the bucket or cluster of each: integers [B, S, H], -1 for none; or None."""
         return None
 
     def selections(self, selection: Any) -> tuple[Any, ...]:

@@ -9,18 +9,18 @@ the derivative of the sum of all outputs by an entry u[h, d] that is added once 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from lra.attention.core import Terms
-from lra.attention.pattern import Attended, Inputs, Pattern, Promise
+from lra.attention.pattern import Attended, Pattern
 from lra.attention.terms import Positions, Range, Term, distances
-from lra.attention.visibility import Array, Visibility
+from lra.attention.visibility import Array
 
 WEIGHT_BY_DISTANCE = "weight_by_distance"
-"""Name of what `Watched` reports among its metrics."""
+"""Name of what a `Probe` leaves among the metrics."""
 
 
 @jax.tree_util.register_dataclass
@@ -29,10 +29,12 @@ class Probe(Term):
     """Adds the table's entries to the output, each as often as there is weight at its distance.
 
     Attributes:
-        table: [H, N], by min(|query position - key position|, N - 1).
+        table: [H, N], by min(|query position - key position|, N - 1); zeros, to measure and change nothing.
+        queries: [B, T], 1 for queries that are measured and 0 for others; None for all that are valid.
     """
 
     table: Array
+    queries: Array | None = None
 
     def value(self, weights: Array, q_pos: Positions, k_pos: Positions) -> Array:
         """[B, R, H, q, 1], the same for all features."""
@@ -44,7 +46,7 @@ class Probe(Term):
         return (weights * entries.astype(weights.dtype)).sum(-1, keepdims=True)
 
     def heads(self, start: int, stop: int) -> Term:
-        return Probe(self.table[start:stop])
+        return Probe(self.table[start:stop], self.queries)
 
     def _at(self, distance: Array) -> Array:
         return self.table[:, self._near(distance)]
@@ -69,67 +71,46 @@ def _toeplitz(values: Array, rows: int, columns: int) -> Array:
     return moved.reshape(heads, rows, count)[:, :, :columns]
 
 
-class Watched(nnx.Module):
-    """A pattern that also reports its weights by distance, in place of itself in an `Attention` layer.
+def refusal(pattern: Pattern) -> str | None:
+    """Why a pattern's weights are at no distances, or None where they are."""
+    for part in pattern.parts:
+        name = type(part).__name__
+        if not part.promise.distances:
+            return f"{name} does not promise distances"
+        if type(part).summarise is not Pattern.summarise:
+            return f"{name} reads summaries of several tokens, which are at no one distance"
+    return None
 
-    The metric `WEIGHT_BY_DISTANCE` is [H, reach + 1]: the weights at distance 0 to reach - 1 and, last, at all beyond,
-    summed over the queries of the batch. Each query that reads something adds 1 a head; padding adds nothing.
 
-    Args:
-        pattern: what attends, to tokens each of which has a distance.
-        reach: distances that are told apart.
+def observed(attend: Callable[[Terms], Attended], terms: Terms) -> Attended:
+    """`attend(terms)`; if there is a `Probe` among the terms, with what it measures among the metrics.
 
-    Raises:
-        ValueError: a pattern that does not promise distances or that reads summaries of tokens, or a reach below 1.
+    The metric `WEIGHT_BY_DISTANCE` is [H, N]: the weights at distance 0 to N - 2 and, last, at all beyond, summed over
+    the probe's queries. Each that reads something adds 1 a head.
 
     Example:
         >>> import jax
         >>> import numpy as np
         >>> from flax import nnx
         >>> from lra.attention import Full, Site
-        >>> from lra.attention.probe import WEIGHT_BY_DISTANCE, Watched
-        >>> watched = Watched(Full(site=Site(num_heads=1), rngs=nnx.Rngs(0)), reach=3)
-        >>> q = k = v = jax.numpy.zeros((1, 3, 1, 8))  # equal weights: 1, then 1/2 twice, then 1/3 three times
-        >>> print(np.asarray(watched(q, k, v).metrics[WEIGHT_BY_DISTANCE]).round(2))
+        >>> from lra.attention.probe import WEIGHT_BY_DISTANCE, Probe, observed
+        >>> full = Full(site=Site(num_heads=1), rngs=nnx.Rngs(0))
+        >>> q = k = v = np.zeros((1, 3, 1, 8), np.float32)  # equal weights: 1, then 1/2 twice, then 1/3 three times
+        >>> probe = Probe(np.zeros((1, 4), np.float32), np.ones((1, 3), np.float32))
+        >>> attended = observed(lambda terms: full(q, k, v, terms=terms), (probe,))
+        >>> print(np.asarray(attended.metrics[WEIGHT_BY_DISTANCE]).round(2))
         [[1.83 0.83 0.33 0.  ]]
     """
+    probes = [term for term in terms if isinstance(term, Probe)]
+    if not probes:
+        return attend(terms)
+    (probe,), others = probes, [term for term in terms if not isinstance(term, Probe)]
 
-    def __init__(self, pattern: Pattern, *, reach: int) -> None:
-        for part in pattern.parts:
-            name = type(part).__name__
-            if not part.promise.distances:
-                raise ValueError(f"{name} does not promise distances")
-            if type(part).summarise is not Pattern.summarise:
-                raise ValueError(f"{name} reads summaries of several tokens, which are at no one distance")
-        if reach < 1:
-            raise ValueError(f"reach needs to be at least 1, got {reach}")
-        self.pattern, self.reach = pattern, reach
+    def changed(table: Array) -> tuple[Array, Attended]:
+        attended = attend((*others, Probe(table)))
+        return attended.out[..., :1], attended
 
-    @property
-    def promise(self) -> Promise:
-        """The pattern's own."""
-        return self.pattern.promise
-
-    def __call__(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        *,
-        inputs: Inputs | None = None,
-        visibility: Visibility | None = None,
-        terms: Terms = (),
-        key: Array | None = None,
-        train: bool = False,
-    ) -> Attended:
-        """As of `Pattern`. Dropout would count as attention does: what is dropped is 0, the rest is scaled up."""
-
-        def attend(table: Array) -> tuple[Array, Attended]:
-            attended = self.pattern(
-                q, k, v, inputs=inputs, visibility=visibility, terms=(*terms, Probe(table)), key=key, train=train
-            )
-            return attended.out[..., :1], attended
-
-        out, back, attended = jax.vjp(attend, jnp.zeros((q.shape[2], self.reach + 1)), has_aux=True)
-        (weight,) = back(jnp.ones_like(out))
-        return dataclasses.replace(attended, metrics={**attended.metrics, WEIGHT_BY_DISTANCE: weight})
+    out, back, attended = jax.vjp(changed, jnp.asarray(probe.table), has_aux=True)
+    queries = 1 if probe.queries is None else probe.queries[:, :, None, None]
+    (weight,) = back(jnp.broadcast_to(jnp.asarray(queries, out.dtype), out.shape))
+    return dataclasses.replace(attended, metrics={**attended.metrics, WEIGHT_BY_DISTANCE: weight})

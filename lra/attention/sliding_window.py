@@ -12,7 +12,7 @@ from flax import nnx
 
 from lra.attention import arrange, core
 from lra.attention.core import Rule, Terms
-from lra.attention.pattern import EVERYTHING, FunctionPattern, Promise, Site, aligned, default_scale
+from lra.attention.pattern import EVERYTHING, FunctionPattern, Pattern, Promise, Site, aligned, default_scale
 from lra.attention.visibility import Array, Entry, Visibility
 
 
@@ -87,6 +87,12 @@ def sliding_window(
     return part.out.astype(q.dtype)
 
 
+def limited_window(pattern: Pattern, window: int, window_right: int = 0, dilation: int = 1) -> SlidingWindow:
+    """A window in place of a pattern of the same heads and direction."""
+    site = Site(num_heads=pattern.num_heads, causal=pattern.causal, dropout=pattern.dropout)
+    return SlidingWindow(window=window, window_right=window_right, dilation=dilation, site=site, rngs=nnx.Rngs(0))
+
+
 def check_window(window: int, window_right: int, dilation: int, causal: bool) -> None:
     """Raises for sizes of a window that make no sense."""
     if window < 1:
@@ -132,6 +138,10 @@ class SlidingWindow(FunctionPattern):
     @property
     def rule(self) -> Rule:
         return WindowRule(self.window, self.window_right, self.dilation)
+
+    def limited(self, keys: int) -> Pattern:
+        window = min(self.window, -(-keys // self.dilation))
+        return limited_window(self, window, self.window_right, self.dilation)
 
     @property
     def reach(self) -> int:

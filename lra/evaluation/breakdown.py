@@ -10,13 +10,14 @@ from typing import Any, ClassVar
 import numpy as np
 from rich.table import Table
 
+from lra.attention.core import Terms
 from lra.attention.visibility import Array
 from lra.data import Batch
 from lra.models import Decoder
 
 
 class Breakdown(abc.ABC):
-    """Collects one evaluation, on the host: `watch` once, `add` for each batch, then any of the forms to show it in.
+    """Collects one evaluation, on the host: `check`, `probes` and `add` for each batch, then a form to show it in.
 
     Attributes:
         name: as in `lra eval --by NAME`.
@@ -26,17 +27,21 @@ class Breakdown(abc.ABC):
     name: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]] = ()
 
-    def watch(self, model: Decoder, reach: int) -> Decoder:
-        """The model to score with: the same scores, and metrics that hold what is collected.
+    @abc.abstractmethod
+    def check(self, model: Decoder, reach: int) -> None:
+        """Called once, before the first batch.
 
         Args:
-            model: to be left as it is.
+            model: that will score.
             reach: tokens that a query may read, its segment's and the slots of memory before it.
 
         Raises:
             UserError: a model of which this cannot be said.
         """
-        return model
+
+    def probes(self, batch: Batch) -> Terms:
+        """What measures while the model scores a batch."""
+        return ()
 
     @abc.abstractmethod
     def add(self, batch: Batch, nats: np.ndarray, metrics: Mapping[str, Array]) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flax import nnx
 from rich.table import Table
 
 from lra.attention import draw
-from lra.attention.probe import WEIGHT_BY_DISTANCE, Watched
+from lra.attention.core import Terms
+from lra.attention.probe import WEIGHT_BY_DISTANCE, Probe, refusal
 from lra.attention.visibility import Array
 from lra.data import Batch
 from lra.errors import UserError
@@ -38,21 +38,21 @@ class ByDistance(Breakdown):
     name = "distance"
     metrics = (WEIGHT_BY_DISTANCE,)
 
-    def watch(self, model: Decoder, reach: int) -> Decoder:
-        graph, state = nnx.split(model)
-        watched: Decoder = nnx.merge(graph, state)  # so that the caller's own stays as it is
-        for number, layer in enumerate(watched.stack.layers):
-            try:
-                layer.attention.pattern = Watched(layer.attention.pattern, reach=reach)
-            except ValueError as error:
+    def check(self, model: Decoder, reach: int) -> None:
+        layers = [layer.attention for layer in model.stack.layers]
+        for number, attention in enumerate(layers):
+            if reason := refusal(attention.pattern):
                 raise UserError(
-                    f"in layer {number}, {error}: --by distance needs patterns that read tokens and promise distances "
+                    f"in layer {number}, {reason}: --by distance needs patterns that read tokens and promise distances "
                     "(`lra attention list`)"
-                ) from error
-        patterns = [type(layer.attention.pattern).__name__ for layer in model.stack.layers]
-        self.patterns = [patterns[i % len(patterns)] for i in range(model.stack.num_layers)]
+                )
+        names = [type(attention.pattern).__name__ for attention in layers]
+        self.patterns = [names[i % len(names)] for i in range(model.stack.num_layers)]
         self.reach, self.queries, self._total = reach, 0, np.zeros(())
-        return watched
+        self._table = np.zeros((layers[0].num_heads, reach + 1), np.float32)
+
+    def probes(self, batch: Batch) -> Terms:
+        return (Probe(self._table, (batch.weights > 0).astype(np.float32)),)
 
     def add(self, batch: Batch, nats: np.ndarray, metrics: Mapping[str, Array]) -> None:
         self._total = self._total + np.asarray(metrics[WEIGHT_BY_DISTANCE], np.float64)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from lra.attention.core import Terms
 from lra.attention.memory import Remembered
 from lra.attention.visibility import Array
 from lra.data import Batch, Corpus
@@ -53,6 +54,7 @@ def evaluate(
     if limit is not None and limit < 1:
         raise UserError(f"the limit is {limit} tokens, but must be at least 1: raise it, or leave it out to score all")
     protocol.check(model)
+    model = protocol.adapt(model)
     vocabulary = corpus.vocabulary
     if vocabulary.size > model.vocabulary_size:
         raise UserError(
@@ -66,16 +68,15 @@ def evaluate(
     counted = tokens if scored is None else tokens[scored]
     if not counted.size:
         raise UserError(f"none of the first {limit} tokens of {corpus.name} {split} is scored: raise the limit")
+    model = model.fitted()
     memory = model.initial_memory(protocol.batch_size, train=False, length=protocol.memory_length)
     past = _past(model, memory)
     context = protocol.context(_remembered(model, protocol.memory_length)) + _short(model, past)
-    names: tuple[str, ...] = ()
     if breakdown is not None:
-        span = 0 if past is None else past.span
-        model, names = breakdown.watch(model, protocol.segment + span), breakdown.metrics
+        breakdown.check(model, protocol.segment + (0 if past is None else past.span))
     total, done, right = 0.0, 0, 0
     batches = _checked(protocol.batches(tokens, vocabulary.start, scored), model)
-    for batch, nats, hits, metrics in _scores(model, memory, batches, key, names):
+    for batch, nats, hits, metrics in _scores(model, memory, batches, key, breakdown):
         counts = batch.weights > 0
         total += float(nats[counts].sum(dtype=np.float64))
         done, right = done + int(counts.sum()), right + int(hits[counts].sum())
@@ -106,17 +107,21 @@ def evaluate(
 
 
 def _scores(
-    model: Decoder, memory: Any, batches: Iterable[Batch], key: Array | None, names: tuple[str, ...]
+    model: Decoder, memory: Any, batches: Iterable[Batch], key: Array | None, breakdown: Breakdown | None
 ) -> Iterator[tuple[Batch, np.ndarray, np.ndarray, Mapping[str, Array]]]:
-    """Each batch with the nats of its targets [B, T], which were predicted, and the metrics of these names.
+    """Each batch with the nats of its targets [B, T], which were predicted, and the metrics asked for.
 
     The device is one batch ahead of the host.
     """
-    graph, state = nnx.split(model.fitted())
+    graph, state = nnx.split(model)
+    names = () if breakdown is None else breakdown.metrics
     memory = jax.device_put(memory, _replicated(state))
     pending: tuple[Batch, Array, Array, Mapping[str, Array]] | None = None
     for batch in batches:
-        *found, memory = _step(graph, names, state, memory, batch.inputs, batch.targets, batch.valid, batch.reset, key)
+        probes = () if breakdown is None else breakdown.probes(batch)
+        *found, memory = _step(
+            graph, names, state, memory, batch.inputs, batch.targets, batch.valid, batch.reset, key, probes
+        )
         if pending is not None:
             yield _fetched(*pending)
         pending = batch, *found
@@ -133,11 +138,11 @@ def _fetched(
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _step(
     graph: Any, names: tuple[str, ...], state: Any, memory: Any, inputs: Array, targets: Array, valid: Array,
-    reset: Array, key: Array | None,
+    reset: Array, key: Array | None, probes: Terms,
 ) -> tuple[Array, Array, Mapping[str, Array], Any]:  # fmt: skip
     model: Decoder = nnx.merge(graph, state)
     memory = model.reset_memory(memory, reset)
-    scored = model.score(inputs, targets, valid=valid, memory=memory, key=key)
+    scored = model.score(inputs, targets, valid=valid, memory=memory, key=key, probes=probes)
     return scored.nats, scored.right, {name: scored.metrics[name] for name in names}, scored.memory
 
 
@@ -182,7 +187,7 @@ def _past(model: Decoder, memory: Any) -> Remembered | None:
 
 def _short(model: Decoder, past: Remembered | None) -> str:
     """What the report says of a memory that holds less than attention would read."""
-    reach = [layer.attention.pattern.reach for layer in model.fitted().stack.layers]
+    reach = [layer.attention.pattern.reach for layer in model.stack.layers]
     known = [each for each in reach if each is not None]
     if past is None or not known or max(known) <= past.span:
         return ""

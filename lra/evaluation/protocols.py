@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
+from flax import nnx
 
 from lra.data import Batch, Text
 from lra.errors import UserError
@@ -15,9 +16,9 @@ class Protocol(abc.ABC):
     """Cuts a split into rows of consecutive tokens and reads B rows at a time, segment by segment.
 
     Every token that the corpus scores is a target once, with the token before it as its input (the vocabulary's start
-    id for the very first). Memory, if the model has one, starts empty in each row and is carried along it. All batches have one shape: what is
-    missing at the tails of rows, and the rows missing in the last group, are padding of weight 0. Rows never meet, so
-    that scores don't depend on B.
+    id for the very first). Memory, if the model has one, starts empty in each row and is carried along it. All batches
+    have one shape: what is missing at the tails of rows, and the rows missing in the last group, are padding of weight
+    0. Rows never meet, so that scores don't depend on B.
 
     Attributes:
         name: what `describe` begins with.
@@ -59,6 +60,10 @@ class Protocol(abc.ABC):
                 f"{type(self).__name__}.memory_length is {self.memory_length}, but the model has no memory: "
                 "leave it out or choose a model with Decoder.memory"
             )
+
+    def adapt(self, model: Decoder) -> Decoder:
+        """The model as it is evaluated; raises `UserError` where it has no such form."""
+        return model
 
     def batches(self, tokens: np.ndarray, start: int, scored: np.ndarray | None = None) -> Iterator[Batch]:
         """Yields the split's batches, each made when it is asked for.
@@ -129,6 +134,9 @@ class Carried(Protocol):
         segment: targets of a stream that are scored at once T.
         memory_length: tokens remembered; None for the model's own evaluation length.
         batch_size: streams at a time B; None for all. The score does not depend on it.
+        attention_length: keys that every token reads at most, its own included; None for all that there are. This is
+            `same_length` of the released code: memory_length in its PyTorch half, memory_length + 1 in TensorFlow's.
+        clamp_length: distances beyond this count as this, for terms that have such a bound; None for the model's own.
 
     Raises:
         UserError: a number below 1, or a batch size above the number of streams.
@@ -137,24 +145,53 @@ class Carried(Protocol):
     name = "carried"
 
     def __init__(
-        self, *, streams: int, segment: int, memory_length: int | None = None, batch_size: int | None = None
+        self,
+        *,
+        streams: int,
+        segment: int,
+        memory_length: int | None = None,
+        batch_size: int | None = None,
+        attention_length: int | None = None,
+        clamp_length: int | None = None,
     ) -> None:
         batch_size = streams if batch_size is None else batch_size
         _check(self, streams=streams, segment=segment, batch_size=batch_size)
-        if memory_length is not None:
-            _check(self, memory_length=memory_length)
+        optional = {"memory_length": memory_length, "attention_length": attention_length, "clamp_length": clamp_length}
+        _check(self, **{name: value for name, value in optional.items() if value is not None})
         if batch_size > streams:
             raise UserError(
                 f"Carried.batch_size is {batch_size}, but there are {streams} streams to read at a time: "
                 f"set it to at most {streams}, or raise Carried.streams"
             )
         super().__init__(segment, batch_size, memory_length)
-        self.streams = streams
+        self.streams, self.attention_length, self.clamp_length = streams, attention_length, clamp_length
 
     def describe(self) -> str:
         memory = "the model's" if self.memory_length is None else self.memory_length
         sizes = f"streams {self.streams}, segment {self.segment}, memory length {memory}, batch size {self.batch_size}"
-        return f"carried, {sizes}"
+        options = {"attention length": self.attention_length, "clamp length": self.clamp_length}
+        return ", ".join([f"carried, {sizes}", *(f"{name} {x}" for name, x in options.items() if x is not None)])
+
+    def adapt(self, model: Decoder) -> Decoder:
+        if self.attention_length is None and self.clamp_length is None:
+            return model
+        model = nnx.merge(*nnx.split(model))  # another object with the same arrays
+        if self.clamp_length is not None:
+            clamped = [term for term in model.terms if hasattr(term, "clamp_length")]
+            if not clamped:
+                raise UserError(
+                    f"Carried.clamp_length is {self.clamp_length}, but no term of the model has such a bound: leave it "
+                    "out or use XLRelative"
+                )
+            for term in clamped:
+                term.clamp_length = self.clamp_length
+        if self.attention_length is not None:
+            for layer in model.stack.layers:
+                try:
+                    layer.attention.pattern = layer.attention.pattern.limited(self.attention_length)
+                except ValueError as error:
+                    raise UserError(str(error)) from error
+        return model
 
     def context(self, memory: str | None) -> str:
         rest = "nothing carried (the model has no memory)" if memory is None else memory

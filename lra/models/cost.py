@@ -17,7 +17,9 @@ from flax import nnx
 from rich.table import Table
 
 from lra.attention import core, dense
+from lra.attention.core import Rule
 from lra.attention.pattern import Attended, Buffer, Pattern, Promise
+from lra.attention.sliding_window import WindowRule
 from lra.attention.visibility import Array, Visibility
 from lra.errors import UserError
 from lra.models.decoder import Decoder
@@ -290,17 +292,23 @@ def _layer(program: _Program, r: int, scored: int) -> LayerCost:
     )
 
 
-class _OwnValue(nnx.Module):
+class _OwnValue(Pattern):
     """Stands where a pattern stood: every query reads its own value."""
 
-    def __init__(self, promise: Promise) -> None:
-        self.promise = promise
+    def __init__(self, stood: Pattern) -> None:
+        self.stood, self.causal, self.num_heads = stood.promise, stood.causal, stood.num_heads
 
-    def check_length(self, length: int) -> None:
-        """Fits any."""
+    @property
+    def promise(self) -> Promise:
+        return self.stood
 
-    def select(self, q: Array, k: Array, **_: Any) -> None:
-        """Nothing."""
+    @property
+    def rule(self) -> Rule:
+        return WindowRule(1, 0, 1)
+
+    @classmethod
+    def examples(cls) -> tuple[dict[str, Any], ...]:
+        return ()
 
     def __call__(self, q: Array, k: Array, v: Array, **_: Any) -> Attended:
         return Attended(v[:, v.shape[1] - q.shape[1] :])
@@ -333,7 +341,7 @@ def _nothing(model: Decoder) -> None:
 
 def _no_pattern(model: Decoder, r: int) -> None:
     attention: Any = model.stack.layers[r].attention
-    attention.pattern = _OwnValue(attention.pattern.promise)
+    attention.pattern = _OwnValue(attention.pattern)
 
 
 def _no_attention(model: Any) -> None:

@@ -24,6 +24,7 @@ from lra.models.stack import Layer, Layers, Stack, StackOutput
 
 _EMBEDDING = 1 << 20  # number of the embedding's random key; layers have theirs from 0
 _TERMS = 1 << 21  # number of the first term's
+_OUTPUT = 1 << 22  # number of the last layer's output
 
 
 @jax.tree_util.register_dataclass
@@ -63,7 +64,9 @@ class Decoder(nnx.Module):
         embedding: name of the initialiser of the token embedding.
         scale_residual: whether the weights that write to the residual stream (attention output, second feed-forward
             projection) start scaled by 1/sqrt(2 L) (Child et al. 2019, arXiv:1904.10509, section 5.2).
+        embedding_scale: whether embeddings are multiplied by sqrt(C) (Vaswani et al. 2017, section 3.4).
         dropout: share of embedding features dropped in training.
+        output_dropout: share of the last layer's features dropped in training (Dai et al. 2019, released code).
         compute_dtype: of projections, feed-forward layers and the operands of the output head. Parameters, residual
             stream, norms, softmax, logits and loss stay in float32.
         vocabulary_size: V, from the corpus. rngs: random streams.
@@ -89,7 +92,9 @@ class Decoder(nnx.Module):
         position: Callable[..., PositionEmbedding] | None = None,
         embedding: str = "normal_0.02",
         scale_residual: bool = False,
+        embedding_scale: bool = False,
         dropout: float = 0.0,
+        output_dropout: float = 0.0,
         compute_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         vocabulary_size: int,
         rngs: nnx.Rngs,
@@ -103,8 +108,9 @@ class Decoder(nnx.Module):
                 f"Decoder.num_heads={num_heads} does not divide Decoder.width={width}: "
                 "change one of them or set Decoder.head_dim"
             )
-        if not 0 <= dropout < 1:
-            raise ValueError(f"Decoder.dropout needs to be at least 0 and below 1, got {dropout}")
+        for name, rate in (("dropout", dropout), ("output_dropout", output_dropout)):
+            if not 0 <= rate < 1:
+                raise ValueError(f"Decoder.{name} needs to be at least 0 and below 1, got {rate}")
         if compute_dtype not in ("float32", "bfloat16", "float16"):
             raise ValueError(
                 f"Decoder.compute_dtype needs to be 'float32', 'bfloat16' or 'float16', got {compute_dtype!r}"
@@ -121,7 +127,7 @@ class Decoder(nnx.Module):
                 f"Decoder.pattern needs a number of entries that divides {num_layers} layers, got {len(patterns)}"
             )
         self.vocabulary_size, self.width, self.dropout = vocabulary_size, width, dropout
-        self.compute_dtype = compute_dtype
+        self.compute_dtype, self.embedding_scale, self.output_dropout = compute_dtype, embedding_scale, output_dropout
         narrow = None if compute_dtype == "float32" else compute_dtype  # None: the dtype of the parameters
         self.embedding = nnx.Embed(vocabulary_size, width, embedding_init=initialiser(embedding), rngs=rngs)
         self.position = None if position is None else position(width=width, rngs=rngs)
@@ -188,6 +194,7 @@ class Decoder(nnx.Module):
         memory: Any = None,
         key: Array | None = None,
         train: bool = False,
+        probes: Terms = (),
     ) -> Scored:
         """Scores the targets [B, T], which follow the tokens [B, T].
 
@@ -198,8 +205,9 @@ class Decoder(nnx.Module):
             memory: the state that `initial_memory` or the last segment gave.
             key: random key of this step, for dropout.
             train: whether dropout and updates of buffers are on.
+            probes: terms that change nothing and leave what they measure among the metrics.
         """
-        output = self._hidden(tokens, valid, memory, key, train)
+        output = self._hidden(tokens, valid, memory, key, train, probes)
         with jax.named_scope("head"):
             nats, right = self.head.score(output.x, self.embedding.embedding[...], targets)
         return Scored(nats, right, output.memory, output.losses, output.metrics, output.updates)
@@ -222,8 +230,11 @@ class Decoder(nnx.Module):
         model.stack.fit()
         return model
 
-    def _hidden(self, tokens: Array, valid: Array | None, memory: Any, key: Array | None, train: bool) -> StackOutput:
+    def _hidden(
+        self, tokens: Array, valid: Array | None, memory: Any, key: Array | None, train: bool, probes: Terms = ()
+    ) -> StackOutput:
         x = jnp.take(self.embedding.embedding[...], tokens, axis=0)  # in the dtype of the parameters as they are
+        x = x * self.width**0.5 if self.embedding_scale else x
         if self.position is not None:
             limit = self.position.max_length
             if limit is not None and tokens.shape[1] > limit:
@@ -231,9 +242,12 @@ class Decoder(nnx.Module):
                 raise ValueError(f"the model has {limit} positions, got {tokens.shape[1]} tokens: raise {bound}")
             x = x + self.position(jnp.arange(tokens.shape[1])[None])
         x = dropout(x, self.dropout if train else 0.0, None if key is None else jax.random.fold_in(key, _EMBEDDING))
-        keys = [
-            None if key is None or not train else jax.random.fold_in(key, _TERMS + n) for n in range(len(self.terms))
-        ]
-        terms: Terms = tuple(term(key) for term, key in zip(self.terms, keys, strict=True))
+        term_key = key if train else None
+        keys = [None if term_key is None else jax.random.fold_in(term_key, _TERMS + n) for n in range(len(self.terms))]
+        terms: Terms = (*(term(key) for term, key in zip(self.terms, keys, strict=True)), *probes)
         visibility = Visibility.tokens(valid=valid, token=tokens)
-        return self.stack(x, memory=memory, visibility=visibility, terms=terms, key=key, train=train)
+        output = self.stack(x, memory=memory, visibility=visibility, terms=terms, key=key, train=train)
+        if not (train and self.output_dropout):
+            return output
+        last = None if key is None else jax.random.fold_in(key, _OUTPUT)
+        return dataclasses.replace(output, x=dropout(output.x, self.output_dropout, last))

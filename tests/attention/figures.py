@@ -1,8 +1,14 @@
 """Who reads whom in every example of every pattern, worked out by hand from the papers: no rule of the library is used.
 
 A figure is a list with an entry for each head: the keys that the query at p reads of n tokens. Numbers outside
-0..n-1 stand for nothing.
+0..n-1 stand for nothing. Of a pattern that depends on content it is a function of what was selected.
 """
+
+import functools
+
+import numpy as np
+
+from tests.attention.hashed import reads
 
 EVERY_FOURTH = [-16, -12, -8, -4, 0, 4, 8, 12, 16]
 EVERY_THIRD = [-15, -12, -9, -6, -3, 0, 3, 6, 9, 12, 15]
@@ -49,6 +55,11 @@ def summaries_of_two(p, n):
     return {0} if p < 2 else {*range(p // 2 * 2 + 1)}
 
 
+def hashed(causal, chunk, sets, selection, queries):
+    """Who reads whom of tokens in these buckets [1, S, H, rounds]."""
+    return reads(np.asarray(selection), chunk, sets, causal, queries)[0] > 0
+
+
 FIGURES = {
     ("full", 0, "causal"): same(before),
     ("full", 0, "bidirectional"): same(everything),
@@ -92,6 +103,10 @@ FIGURES = {
     ("memory_compressed", 0, "bidirectional"): same(lambda p, n: {*range(n // 3 * 3)}),
     ("memory_compressed", 1, "causal"): same(summaries_of_two),
     ("memory_compressed", 1, "bidirectional"): same(lambda p, n: {12: {*range(11)}, 17: {*range(17)}}[n]),
+    ("lsh", 0, "causal"): functools.partial(hashed, True, 4, "paper"),
+    ("lsh", 0, "bidirectional"): functools.partial(hashed, False, 4, "paper"),
+    ("lsh", 1, "causal"): functools.partial(hashed, True, 3, "released"),
+    ("lsh", 1, "bidirectional"): functools.partial(hashed, False, 3, "released"),
     # Spans of 1.17, 0 and 7.47 tokens and a ramp of 4 reach 6, 4 and 9 keys (at most 9), the own one excluded.
     ("adaptive_span", 0, "causal"): [lambda p, n, r=r: {p - 1 - d for d in range(r)} for r in (6, 4, 9)],
     ("adaptive_span", 0, "bidirectional"): [
@@ -105,6 +120,8 @@ FIGURES = {
 """By a pattern's name, the number of its example, and its form."""
 
 
-def grids(figure, queries, keys):
+def grids(figure, queries, keys, selection=None):
     """The figure of the last `queries` of `keys` tokens: rows of booleans for each head."""
+    if callable(figure):
+        return figure(selection, queries).tolist()
     return [[[s in head(p, keys) for s in range(keys)] for p in range(keys - queries, keys)] for head in figure]

@@ -61,7 +61,8 @@ def by_pair(name, params, distance):
         return p["table"][np.maximum(distance, 0)][..., None, :], None, none, none
     most = TERMS[name].keywords["max_distance"]
     row = np.clip(distance, -most, most) + most
-    return p["keys"][LAYER][row], p["values"][LAYER][row], none, none
+    keys, values = (np.moveaxis(p[name][LAYER][:, row], 0, -2) for name in ("keys", "values"))
+    return keys, values, none, none
 
 
 def expected(name, params, q, k, v, allowed, distance):

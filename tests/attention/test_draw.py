@@ -5,12 +5,14 @@ import re
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
 from lra.attention import (
+    LSH,
     PATTERNS,
     BlockLocal,
     Fixed,
@@ -21,6 +23,7 @@ from lra.attention import (
     Site,
     SlidingWindow,
     Strided,
+    dense,
     draw,
 )
 from lra.attention.memory import Remembered
@@ -77,6 +80,7 @@ def test_golden_drawings(name, capsys):
 def test_golden_drawings_are_the_figures_worked_out_by_hand(name):
     figures = [figure for (known, _, _), figure in FIGURES.items() if known == name]
     forms = [form for known, _, form in FIGURES if known == name]
+    made = lambda arguments, form: PATTERNS[name](**arguments, site=site(3, form == "causal"), rngs=nnx.Rngs(0))  # noqa: E731
     blocks = (GOLDEN / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n").split("\n\n")
     seen: list[dict[int, list[list[bool]]]] = []
     for block in blocks:
@@ -85,13 +89,19 @@ def test_golden_drawings_are_the_figures_worked_out_by_hand(name):
             assert heading.endswith(f", {forms[len(seen)]}")
             seen.append({})
             continue
-        grid = [[row[2 * s : 2 * s + 2] == "██" for s in range(12)] for row in rows]
+        grid = [[row[2 * s : 2 * s + 2].strip() not in ("", "·") for s in range(12)] for row in rows]
         heads, pairs, share = re.fullmatch(r"(.+): (\d+) of 144 pairs, sparsity (.+)", heading).groups()
         assert int(pairs) == sum(map(sum, grid))
         assert float(share) == pytest.approx(1 - int(pairs) / 144, abs=5e-4)
         numbers = range(3) if heads == "all heads" else map(int, re.findall(r"\d+", heads))
         seen[-1] |= dict.fromkeys(numbers, grid)
-    assert seen == [dict(enumerate(grids(figure, 12, 12))) for figure in figures]
+    chosen = [
+        dense.drawn(made(PATTERNS[name].examples()[n], form), 12, 12, jax.random.key(0))
+        for known, n, form in FIGURES
+        if known == name
+    ]
+    want = [grids(figure, 12, 12, each) for figure, each in zip(figures, chosen, strict=True)]
+    assert seen == [dict(enumerate(each)) for each in want]
 
 
 def test_text() -> None:
@@ -124,8 +134,9 @@ def test_64_tokens_fit_a_terminal():
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 13])
 def test_sparsity_counts_the_pairs_that_there_are(length):
     def of(cls, causal, **arguments):
-        (_, grid), = draw.once(cls(**arguments, site=site(causal=causal), rngs=None), length).distinct()  # fmt: skip
-        return draw.sparsity(grid)
+        drawing = draw.once(cls(**arguments, site=site(causal=causal), rngs=None), length)
+        assert drawing.distinct() == [("all heads", 0)]
+        return draw.sparsity(drawing.heads[0])
 
     assert of(Full, causal=False) == 0
     assert of(BlockLocal, causal=False, block=40) == 0  # a block longer than the row is no more than the row
@@ -133,14 +144,28 @@ def test_sparsity_counts_the_pairs_that_there_are(length):
     assert of(SlidingWindow, causal=True, window=1) == 1 - 1 / length
 
 
+def test_keys_have_the_letters_of_their_buckets_and_other_heads_none() -> None:
+    hashed = functools.partial(LSH, chunk=4, buckets=4, rounds=2)
+    pattern = Heads(groups=((1, hashed), (1, Full)), site=site(2), rngs=nnx.Rngs(0))
+    drawing = draw.once(pattern, 9)
+    buckets = np.asarray(dense.drawn(pattern, 9, 9, jax.random.key(0))[0])[0, :, 0, 0]
+    np.testing.assert_array_equal(drawing.colours, [buckets, np.full(9, -1)])
+    assert drawing.as_dict()["labels"] == drawing.colours.tolist()
+    _, one, two = draw.text([drawing], "").split("\n\n")
+    rows = [[row[2 * s : 2 * s + 2].strip() for s in range(9)] for row in one.split("\n")[1:]]
+    want = [["abcd"[buckets[s]] if read else "·" for s, read in enumerate(row)] for row in drawing.heads[0]]
+    assert rows == want
+    assert two.split("\n")[1].startswith("██· ·")
+
+
 def test_heads_that_read_the_same_are_drawn_once() -> None:
     near = functools.partial(SlidingWindow, window=2)
     pattern = Heads(groups=((1, near), (2, Full), (1, near)), site=site(4), rngs=None)
     drawing = draw.once(pattern, 5)
     parts = drawing.distinct()
-    assert [name for name, _ in parts] == ["heads 0, 3", "heads 1, 2"]
-    np.testing.assert_array_equal(parts[0][1], np.tri(5, dtype=bool) & ~np.tri(5, k=-2, dtype=bool))
-    np.testing.assert_array_equal(parts[1][1], np.tri(5, dtype=bool))
+    assert parts == [("heads 0, 3", 0), ("heads 1, 2", 1)]
+    np.testing.assert_array_equal(drawing.heads[0], np.tri(5, dtype=bool) & ~np.tri(5, k=-2, dtype=bool))
+    np.testing.assert_array_equal(drawing.heads[1], np.tri(5, dtype=bool))
     assert [name for name, _ in draw.Drawing(drawing.heads[:2]).distinct()] == ["head 0", "head 1"]
     assert [name for name, _ in draw.Drawing(drawing.heads[1:3]).distinct()] == ["all heads"]
 

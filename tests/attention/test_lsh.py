@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
-from lra.attention import Visibility, full, lsh
+from lra.attention import LSH, Attention, Site, Visibility, full, lsh
 from lra.attention.lsh import select, unit
 from lra.attention.terms import ALiBiTerm
-from tests.attention.cases import normal
+from lra.errors import UserError
+from tests.attention.cases import build, normal
 from tests.attention.hashed import reads
 from tests.attention.oracle import error
 
@@ -104,6 +106,26 @@ def test_same_key_same_buckets(rng):
     assert np.mean(one != other) > 0.5
     assert np.mean(one[:, :, 0] != one[:, :, 1]) > 0.5
     assert np.mean(one[..., 0] != one[..., 1]) > 0.5
+
+
+def test_rounds_in_evaluation_can_be_more(rng, quick_compilation):
+    pattern = build(LSH, chunk=4, buckets=4, rounds=1, evaluation_rounds=3)
+    k, v = jnp.asarray(normal(rng, 2, 1, 20, 3, 6))
+    train, test = (pattern.select(k, k, key=KEY, train=each) for each in (True, False))
+    assert (train.shape[-1], test.shape[-1]) == (1, 3)
+    for each, chosen in ((True, train), (False, test)):
+        out = pattern(k, k, v, key=KEY, train=each).out
+        np.testing.assert_array_equal(out, pattern(k, k, v, selection=chosen, train=each).out)
+
+
+def test_rows_shorter_than_a_chunk_are_said(rng):
+    layer = Attention(
+        pattern=functools.partial(LSH, chunk=9, buckets=4, rounds=1), site=Site(num_heads=2, head_dim=4, width=8),
+        rngs=nnx.Rngs(0),
+    )  # fmt: skip
+    with pytest.raises(UserError, match=r"LSH.chunk is 9, but rows have 8 tokens.*lower it to 2"):
+        layer(jnp.ones((1, 8, 8)), 8)
+    assert layer.key is None
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from lra.attention import (
     Full,
     Heads,
     MemoryCompressed,
+    Promise,
     Rotary,
     Site,
     SlidingWindow,
@@ -22,7 +23,7 @@ from lra.attention import (
     WindowGlobal,
     dense,
 )
-from lra.attention.probe import WEIGHT_BY_DISTANCE, Watched
+from lra.attention.probe import WEIGHT_BY_DISTANCE, Probe, observed, refusal
 from lra.attention.terms import ALiBiTerm
 from tests.attention import oracle
 
@@ -56,13 +57,23 @@ def by_hand(weights, q_position, k_position):
     return total
 
 
-def compare(pattern, visibility, rng, terms):
+def measured(pattern, q, k, v, visibility=None, terms=(), queries=None):
+    @jax.jit
+    def run(q, k, v, visibility, terms, queries):
+        probe = Probe(jnp.zeros((HEADS, REACH + 1)), queries)
+        return observed(lambda terms: pattern(q, k, v, visibility=visibility, terms=terms), (*terms, probe))
+
+    return run(q, k, v, visibility, terms, queries)
+
+
+def compare(pattern, visibility, rng, terms, queries=None):
     """The histogram, after comparison with dense attention by the pattern's rule."""
     q, k, v = (jnp.asarray(rng.normal(size=(2, n, HEADS, WIDTH)), jnp.float32) for n in (T, T + SLOTS, T + SLOTS))
-    attended = jax.jit(Watched(pattern, reach=REACH).__call__)(q, k, v, visibility=visibility, terms=terms)
+    attended = measured(pattern, q, k, v, visibility, terms, queries)
     allowed = dense.visible(pattern, T, T + SLOTS, visibility)
     out, weights = dense.attend(q, k, v, allowed=allowed, terms=terms, visibility=visibility)
     assert oracle.error(attended.out, out) < 1e-5
+    weights = weights if queries is None else weights * queries[:, None, :, None]
     got, want = attended.metrics[WEIGHT_BY_DISTANCE], by_hand(weights, *visibility.positions(T, T + SLOTS))
     assert oracle.error(got, want) < 1e-5
     return np.asarray(got), allowed
@@ -88,22 +99,28 @@ def test_positions_given(causal, rng):
     step = jnp.asarray(rng.integers(1, 4, (2, T + SLOTS)), jnp.int32)
     position = jnp.cumsum(step, axis=1, dtype=jnp.int32) + jnp.asarray([[11], [0]], jnp.int32)
     visibility = Visibility(q_position=position[:, SLOTS:], k_position=position)
-    compare(build(Full, causal), visibility, rng, ())
+    queries = jnp.asarray(rng.integers(0, 2, (2, T)), jnp.float32)  # that are measured
+    got, _ = compare(build(Full, causal), visibility, rng, (), queries)
+    np.testing.assert_allclose(got.sum(-1), queries.sum(), rtol=1e-5)
 
 
 def test_queries_that_read_nothing_add_nothing(rng):
     x = jnp.asarray(rng.normal(size=(1, T, HEADS, WIDTH)), jnp.float32)
     summary = build(functools.partial(Fixed, block=5, summary=1, part="summary"))
-    counted = jax.jit(Watched(summary, reach=T).__call__)(x, x, x).metrics[WEIGHT_BY_DISTANCE]
+    counted = measured(summary, x, x, x).metrics[WEIGHT_BY_DISTANCE]
     reading = dense.visible(summary, T, T)[0].any(-1).sum(-1)
     assert (reading == T - 4).all()
     np.testing.assert_allclose(counted.sum(-1), reading, rtol=1e-5)
 
 
+class Absolute(Full):
+    promise = Promise(causal="strict")
+
+
 def test_what_is_refused():
     compressed = functools.partial(MemoryCompressed, rate=3)
     for make in (compressed, functools.partial(Heads, groups=((1, near), (2, compressed)))):
-        with pytest.raises(ValueError, match="MemoryCompressed reads summaries of several tokens"):
-            nnx.eval_shape(lambda make=make: Watched(build(make), reach=4))
-    with pytest.raises(ValueError, match="reach needs to be at least 1, got 0"):
-        Watched(build(Full), reach=0)
+        pattern = nnx.eval_shape(lambda make=make: build(make))
+        assert refusal(pattern) == "MemoryCompressed reads summaries of several tokens, which are at no one distance"
+    assert refusal(build(Absolute)) == "Absolute does not promise distances"
+    assert refusal(build(Full)) is None

@@ -2,18 +2,20 @@
 
 import functools
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
 
-from lra.attention import PATTERNS, Entry, Fixed, Pattern, Site, SlidingWindow, dense
+from lra.attention import EXAMPLE_HEADS, PATTERNS, Entry, Fixed, Pattern, Site, SlidingWindow, dense
 from lra.attention.heads import HeadsRule
 from tests.attention.figures import FIGURES, grids, past
 
 
 def example(name, number, form):
     arguments = PATTERNS[name].examples()[number]
-    heads = len(FIGURES[name, number, form])
+    figure = FIGURES[name, number, form]
+    heads = EXAMPLE_HEADS if callable(figure) else len(figure)
     return PATTERNS[name](**arguments, site=Site(num_heads=heads, causal=form == "causal"), rngs=nnx.Rngs(0))
 
 
@@ -39,14 +41,16 @@ GOLDEN = {f"{name} {n} {form}": (functools.partial(example, name, n, form), figu
 def test_golden_grids(name):
     """The rule, and what the blocks really read: with equal scores the output is the share of every key."""
     make, figure = GOLDEN[name]
-    pattern, want = make(), np.array(grids(figure, 12, 17))
-    np.testing.assert_array_equal(dense.reads(pattern, 12, 17)[0], want)
-    if type(pattern).summarise is not Pattern.summarise:
+    pattern = make()
+    selection = dense.drawn(pattern, 12, 17, jax.random.key(0))
+    want = np.array(grids(figure, 12, 17, selection))
+    np.testing.assert_array_equal(dense.reads(pattern, 12, 17, selection=selection)[0], want)
+    if type(pattern).summarise is not Pattern.summarise or pattern.combination != "union":
         return  # what is read is no mean of the values: the contract suite compares it
-    heads = len(figure)
+    heads = pattern.num_heads
     q, k = np.zeros((1, 12, heads, 4), np.float32), np.zeros((1, 17, heads, 4), np.float32)
     v = np.broadcast_to(np.eye(17, dtype=np.float32)[None, :, None], (1, 17, heads, 17))
-    shares = np.moveaxis(np.asarray(pattern(q, k, v).out[0]), 1, 0)
+    shares = np.moveaxis(np.asarray(pattern(q, k, v, selection=selection).out[0]), 1, 0)
     np.testing.assert_allclose(shares, want / np.maximum(want.sum(-1, keepdims=True), 1), rtol=1e-6)
 
 

@@ -185,15 +185,15 @@ def test_the_run_counts_and_not_the_shipped_configuration_of_its_name(trained, l
     assert json.loads(lra("eval", "--workdir", "text_file", "--json").out)["step"] == 4
 
 
-@pytest.mark.parametrize("command", ["eval --json --partial 20", "generate --json --prompt x --tokens 1"])
-def test_a_checkpoint_may_be_chosen(lra, command):
+def test_a_checkpoint_may_be_chosen(lra):
     flags = ["Training.evaluate_every = 1", "Training.keep_best = 1", "LEARNING_RATE = 0.05"]
     assert lra("train", "tiny.gin", *sets(flags)).status == 0
     scores = {line["step"]: line["bits_per_byte"] for line in metrics(Path("runs/tiny")) if line["split"] == "valid"}
     best = min(scores, key=scores.get)
     chosen = {"newest": 4, "best": best, str(best): best}
-    for which, step in chosen.items():
-        assert json.loads(lra(*command.split(), "tiny.gin", "--checkpoint", which).out)["step"] == step
+    for command in (["eval", "--json", "--partial", "20"], ["generate", "--json", "--prompt", "x", "--tokens", "1"]):
+        for which, step in chosen.items():
+            assert json.loads(lra(*command, "tiny.gin", "--checkpoint", which).out)["step"] == step
 
 
 def test_a_damaged_checkpoint_is_named_and_passed_over(lra):
@@ -419,16 +419,24 @@ def test_a_benchmark_has_a_row_for_each_pattern_length_and_pass(lra):
     assert all(word in table for word in (*texts, "+ backward", "against full"))
 
 
-def test_every_pattern_is_measured_but_those_without_the_form(lra, monkeypatch):
+@pytest.mark.parametrize(
+    "registered", [("full", "blockwise"), pytest.param(tuple(PATTERNS), marks=pytest.mark.slow)], ids=["two", "all"]
+)
+def test_every_pattern_is_measured_but_those_without_the_form(lra, monkeypatch, registered):
+    """`tests/test_bench.py` builds every pattern with the arguments that it is measured with."""
+
     class OneWay(PATTERNS["full"]):
         promise = Promise(causal="strict")
 
+    for name in PATTERNS.keys() - set(registered):
+        monkeypatch.delitem(PATTERNS, name)
     monkeypatch.setitem(PATTERNS, "one_way", OneWay)
     report = json.loads(lra("bench", "--length", "5", *SMALL_BENCH, "--bidirectional", "--json").out)
     measured = {row["pattern"].partition("(")[0] for row in report["rows"]}
-    assert measured == PATTERNS.keys() - {"one_way"}
+    assert measured == set(registered)
     (skipped,) = report["skipped"]
     assert skipped.startswith("one_way: OneWay has no bidirectional form")
+    monkeypatch.delitem(PATTERNS, "blockwise")
     assert "skipped one_way: " in lra("bench", "--length", "5", *SMALL_BENCH, "--bidirectional").err
     named = lra("bench", "one_way", "--length", "5", *SMALL_BENCH, "--bidirectional")
     assert (named.status, named.out) == (2, "")
@@ -457,8 +465,18 @@ def test_a_shipped_configuration_trains(small_library, lra, name):
     assert math.isfinite(json.loads(result.out)["valid"]["bits_per_byte"])
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
-@pytest.mark.parametrize("name", config.names())
+def swaps():
+    """Each attention in the quickstart, each configuration with two, and what is refused; the others are slow."""
+    refused = [(name, each) for name in ("python_source/memory_compressed", "python_source/recurrence")
+               for each in ("fixed_layers", "longformer", "window_global", "blockwise")]  # fmt: skip
+    for n, name in enumerate(config.names()):
+        for m, attention in enumerate(ATTENTIONS):
+            usual = name == "quickstart" or attention == "full" or m == n % len(ATTENTIONS)
+            marks = () if usual or (name, attention) in refused else pytest.mark.slow
+            yield pytest.param(name, attention, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "attention"), list(swaps()))
 def test_every_attention_fits_into_a_shipped_configuration_or_says_why_not(lra, name, attention):
     path = PATH if "text_file" in name else ()
     result = lra("config", name, *path, "--attention", attention, "--json")

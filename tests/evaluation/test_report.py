@@ -57,10 +57,17 @@ def test_as_dict_is_json() -> None:
         "corpus": "toy", "corpus_description": "toy, digest 0123", "split": "test", "tokenisation": "bytes (256 ids)",
         "protocol": "block, segment 7, batch size 16", "context": "windows of 7 tokens", "tokens_scored": 40,
         "tokens_expected": 40, "tokens_right": 10, "bytes": 120, "nats_total": 100.0, "partial": False, "seconds": 8.0,
-        "step": 19, "accuracy": 0.25, "nats_per_token": 2.5,
-        "bits_per_byte": 100 / math.log(2) / 120, "perplexity": math.exp(2.5),
-        "tokens_per_second": 5.0, "weights": "last",
+        "step": 19, "accuracy": 0.25, "nats_per_token": 2.5, "bits_per_byte": 100 / math.log(2) / 120,
+        "perplexity": math.exp(2.5), "tokens_per_second": 5.0, "weights": "last", "causality": "strict",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("causality", ["strict", "selection"])
+def test_a_selection_that_looks_at_later_tokens_is_marked(causality: str) -> None:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(report(causality=causality).table())
+    assert ("depends on later tokens" in capture.get()) == (causality == "selection")
 
 
 def test_a_perplexity_beyond_floats() -> None:

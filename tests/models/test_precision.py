@@ -111,11 +111,10 @@ def test_parameters_gradients_memory_and_loss_are_float32(rng, narrow):
     model = make(narrow)
     loss, state = loss_of(model)
     tokens, memory = rng.integers(0, 17, (2, 8), np.int32), model.initial_memory(2, True)
-    (value, scored), gradients = jax.value_and_grad(loss, has_aux=True)(state, tokens, memory)
-    for x in jax.tree.leaves((value, state, gradients, scored.nats, scored.memory[0].hidden)):
+    (value, scored), gradients = jax.eval_shape(jax.value_and_grad(loss, has_aux=True), state, tokens, memory)
+    logits, _ = nnx.eval_shape(lambda model: model(tokens, memory=memory), model)
+    for x in jax.tree.leaves((value, state, gradients, scored.nats, scored.memory[0].hidden, logits)):
         assert x.dtype == jnp.float32
-    logits, _ = model(tokens, memory=memory)
-    assert logits.dtype == jnp.float32
 
 
 @NARROW
@@ -127,7 +126,8 @@ def test_narrow_products_are_near_those_of_float32(rng, narrow):
     for dtype in ("float32", narrow):
         model = make(dtype)
         loss, state = loss_of(model)
-        results.append(jax.grad(lambda *args, loss=loss: loss(*args)[0])(state, tokens, model.initial_memory(2, True)))
+        gradient = jax.jit(jax.grad(loss, has_aux=True))
+        results.append(gradient(state, tokens, model.initial_memory(2, True))[0])
     for (path, x), y in zip(
         jax.tree_util.tree_leaves_with_path(results[0]), jax.tree.leaves(results[1]), strict=True
     ):  # fmt: skip

@@ -87,9 +87,9 @@ def compiled_step(model):
 @pytest.mark.parametrize(
     ("norm", "dropout", "layers", "pattern", "options"),
     [
-        ("post", 0.0, 4, (Watched, mixed), [(False, "none"), (False, "full"), (True, "none"), (True, "dots")]),
-        ("pre", 0.3, 4, (window, Watched), [(False, "none"), (False, "dots"), (True, "none"), (True, "full")]),
-        ("post", 0.3, 2, Watched, [(False, "none"), (False, "full"), (True, "dots")]),
+        ("post", 0.0, 4, (Watched, mixed), [(False, "none"), (True, "none")]),
+        ("pre", 0.3, 4, (window, Watched), [(False, "none"), (True, "full")]),
+        ("post", 0.3, 2, Watched, [(False, "none"), (False, "full"), (False, "dots"), (True, "dots")]),
     ],
     ids=("post", "pre-dropout", "post-dropout"),
 )
@@ -169,6 +169,12 @@ def windows(*sizes):
     return functools.partial(SlidingWindow, window=sizes)
 
 
+@functools.cache
+def six_apart():
+    """The states of six layers of which no two are equal."""
+    return by_layer(make(layers=6, pattern=windows(6, 5, 4, 3, 2, 1)))
+
+
 @pytest.mark.parametrize(
     ("pattern", "period"),
     [
@@ -191,7 +197,7 @@ def test_storage_and_values_of_any_period(pattern, period):
     model = make(layers=6, pattern=pattern)
     assert [layer.attention.query.kernel.shape for layer in model.stack.layers] == [(6 // period, 6, 6)] * period
     layers = by_layer(model)
-    for layer, other in zip(layers, by_layer(make(layers=6, pattern=windows(6, 5, 4, 3, 2, 1))), strict=True):
+    for layer, other in zip(layers, six_apart(), strict=True):
         for name in ("query", "key", "value", "output"):
             equal(layer["attention"][name], other["attention"][name])
         equal(layer["feed_forward"], other["feed_forward"])
@@ -236,9 +242,9 @@ def lowered(*, layers, **options):
 
 def test_a_scan_of_more_layers_is_no_longer_program():
     """Its lines, which compile time follows."""
-    short, long = (len(lowered(layers=layers, scan=True).splitlines()) for layers in (3, 12))
+    short, long = (len(lowered(layers=layers, scan=True).splitlines()) for layers in (2, 8))
     assert long <= 1.3 * short
-    assert len(lowered(layers=6).splitlines()) > 1.3 * len(lowered(layers=3).splitlines())
+    assert len(lowered(layers=4).splitlines()) > 1.3 * len(lowered(layers=2).splitlines())
 
 
 def test_remat_computes_again_what_it_does_not_save():

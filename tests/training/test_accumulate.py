@@ -71,20 +71,31 @@ def close(left, right):
         assert np.sqrt(((np.asarray(x, np.float64) - y) ** 2).mean()) <= 3e-6 * scale, name
 
 
-@pytest.mark.parametrize("accumulate", [2, 3])
-@pytest.mark.parametrize("kind", ["full", "uneven"])
-def test_micro_batches_are_the_whole_batch(experiment, rng, accumulate, kind):
+@pytest.fixture(scope="module")
+def gradients(experiment):
+    """Compiled gradients by the number of micro-batches."""
+    make = functools.partial(make_gradients, experiment.graph, seed=0)
+    return functools.cache(lambda accumulate: jax.jit(make(accumulate=accumulate), static_argnums=2))
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("kind", "accumulate"),
+    [("full", 3), ("uneven", 2), pytest.param("full", 2, marks=SLOW), pytest.param("uneven", 3, marks=SLOW)],
+)
+def test_micro_batches_are_the_whole_batch(experiment, gradients, rng, accumulate, kind):
     """Two batches one after the other, so that memory is carried; gradients are compared before any update."""
     _, state = experiment.initial()
     weights = weights_of(kind)
-    whole, parts = (jax.jit(make_gradients(experiment.graph, seed=0, accumulate=n), static_argnums=2)
-                    for n in (1, accumulate))  # fmt: skip
+    whole, parts = gradients(1), gradients(accumulate)
     other = state
     for batch in make_batches(rng, weights):
         arrays = dataclasses.asdict(batch)
-        gradients, summed = whole(state, arrays, kind != "full")
+        expected, summed = whole(state, arrays, kind != "full")
         other_gradients, other_summed = parts(other, arrays, kind != "full")
-        close(other_gradients, gradients)
+        close(other_gradients, expected)
         close(other_summed, summed)
         state, other = (dataclasses.replace(state, memory=x.memory) for x in (summed, other_summed))
     assert int(summed.updates[0]["count"][0]) == 1

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from lra.data import Windows
+from lra.attention import CompressiveMemory
+from lra.data import Streams, Windows
 from lra.errors import UserError
+from lra.evaluation import Block
 from lra.models import LearnedPositions
 from lra.training import Checkpoints, Constant, Training, load_model, loop
 
@@ -262,3 +264,10 @@ def test_experiments_check_theirs(tiny):
     with pytest.raises(UserError, match="Windows starts rows anew"):
         tiny.experiment(data=windows).build()
     tiny.experiment(data=windows, model=tiny.model(memory=False)).build()
+    memory = functools.partial(CompressiveMemory, length=8, compressed_length=4, rate=4)
+    model = functools.partial(tiny.model(), memory=memory)
+    tiny.experiment(model=model).build()
+    for segment, options in ((6, {"data": functools.partial(Streams, batch_size=3, segment=6)}),
+                             (9, {"protocols": {"block": functools.partial(Block, segment=9)}})):  # fmt: skip
+        with pytest.raises(UserError, match=f"rate is 4, which does not divide a segment of {segment} tokens: choose"):
+            tiny.experiment(model=model, **options).build()

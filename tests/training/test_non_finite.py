@@ -128,9 +128,8 @@ def test_skip_leaves_out_the_step_and_counts_it(make, run, tmp_path):
 
 
 def test_skips_in_a_row_are_bounded(make, run):
-    run(make(Poisoned345, non_finite="skip", non_finite_limit=3))
-    with pytest.raises(UserError, match=r"loss_nats is inf at step 5"):
-        run(make(Poisoned345, non_finite="skip", non_finite_limit=2), run.args[2].parent / "other")
+    with pytest.raises(UserError, match=r"loss_nats is inf at step 5"):  # the third in a row
+        run(make(Poisoned345, non_finite="skip", non_finite_limit=2))
 
 
 def test_the_skip_that_is_too_many_is_done_again_from_its_own_state(make):
@@ -168,7 +167,7 @@ def test_rewind_goes_on_with_the_data_behind(make, run, tmp_path):
 def test_rewinds_resume_and_are_bounded(make, run, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run(make(Poisoned345, non_finite="rewind"), whole)
-    for steps in (3, 5, 6):
+    for steps in (4, 6):
         run(make(Poisoned345, non_finite="rewind"), parts, steps=steps)
     assert int(saved(make(), whole)[0].faults.rewinds) == 3
     same(saved(make(), whole)[0], saved(make(), parts)[0])

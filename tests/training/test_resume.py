@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from lra.attention import SlidingWindow
+from lra.attention import CompressiveMemory, SlidingWindow
 from lra.data import Streams, Windows
 from lra.training import SGD, Adafactor, Adagrad, Adam, AdamW, Checkpoints, Group, Linear, Lion, make_step
 from lra.training.clock import MACHINE
@@ -32,6 +32,8 @@ CASES = {
     "sgd with momentum": {"update": functools.partial(SGD, momentum=0.9), "data": WINDOWS},
     "lion": {"update": Lion, "data": WINDOWS},
     "groups": {"groups": (functools.partial(Group, pattern="*.kernel", update=Lion, rate=0.1),)},
+    "updates every second step": {"update_every": 2, "update_every_after": 1},
+    "compressive memory": {"memory": functools.partial(CompressiveMemory, length=8, compressed_length=4, rate=2)},
     "accumulation": {"data": ACCUMULATE, "training": {"accumulate": 2}},
     "average": {"ema_decay": 0.5, "training": {"evaluate_weights": "ema"}},
     "bfloat16": {"compute_dtype": "bfloat16"},
@@ -49,11 +51,14 @@ CASES = {
 QUICK = ("memory", "windows across epochs", "everything")
 
 
-def build(tiny, data=STREAMS, update=Adam, training=None, stack=None, compute_dtype="float32", **optimizer):
+def build(
+    tiny, data=STREAMS, update=Adam, training=None, stack=None, compute_dtype="float32", memory=None, **optimizer
+):
     windows = data in (WINDOWS, SHORT)
     pattern = functools.partial(SlidingWindow, window=5) if windows else tiny.Full
     stack = functools.partial(tiny.Stack, **{"dropout": 0.1, "scan": True, **(stack or {})})
     model = functools.partial(tiny.model(pattern=pattern, memory=not windows), stack=stack, compute_dtype=compute_dtype)
+    model = model if memory is None else functools.partial(model, memory=memory)
     schedule = functools.partial(Linear, 0.01, 2)
     optimizer = tiny.optimizer(functools.partial(update), schedule, clip_norm=1.0, **optimizer)
     return tiny.experiment(data=data, optimizer=optimizer, model=model, training={"steps": 5, **(training or {})})
