@@ -1,4 +1,4 @@
-"""The duplication task (Kitaev et al. 2020, arXiv:2001.04451, section 5): a sequence 0w0w, whose second half is a copy."""
+"""The duplication task (Kitaev et al. 2020, arXiv:2001.04451, section 5): 0w0w, whose second half is a copy."""
 
 from collections.abc import Iterator
 
@@ -12,9 +12,9 @@ from lra.errors import UserError
 class Duplication(SourceCorpus):
     """Examples 0w0w one after the other, w being drawn from `symbols` symbols; the second half of each is scored.
 
-    Symbol n is the byte n and 0 separates, so that `Bytes` is the vocabulary. To predict the second half, a model has to
-    read |w| tokens back. The paper has |w| = 511 and 127 symbols: `example` = 1024. The texts are drawn on the host, from
-    the seed and the split alone.
+    Symbol n is the byte n and 0 separates, so that `Bytes` is the vocabulary. To predict the second half, a model has
+    to read |w| tokens back. The paper has |w| = 511 and 127 symbols: `example` = 1024. The texts are drawn on the host,
+    from the seed and the split alone.
 
     Args:
         example: tokens of an example, 2 |w| + 2; make it a model's segment.

@@ -344,6 +344,6 @@ def test_tokens_that_are_not_scored_are_read(make_model: Make, make_corpus: Any,
     part = evaluate(model, corpus, "test", Block(segment=7, batch_size=2), limit=11)
     assert (part.tokens_scored, part.tokens_expected, part.partial) == (scored[:11].sum(), scored.sum(), True)
     first = int(np.argmax(scored))
+    corpus.scored = lambda split: scored & (np.arange(21) > first)
     with pytest.raises(UserError, match=r"none of the first .* tokens of toy test is scored: raise the limit"):
-        corpus.scored = lambda split: scored & (np.arange(21) > first)
         evaluate(model, corpus, "test", Block(segment=7), limit=first + 1)
