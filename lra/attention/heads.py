@@ -78,8 +78,8 @@ class Heads(Pattern):
 
     @property
     def reach(self) -> int | None:
-        bounds = [group.reach for group in self.groups]
-        return None if None in bounds else max(bounds)
+        bounds = [group.reach for group in self.groups if group.reach is not None]
+        return max(bounds) if len(bounds) == len(self.groups) else None
 
     @classmethod
     def examples(cls) -> tuple[dict[str, Any], ...]:

@@ -220,7 +220,9 @@ class Decoder(nnx.Module):
                 raise ValueError(f"the model has {limit} positions, got {tokens.shape[1]} tokens: raise {bound}")
             x = x + self.position(jnp.arange(tokens.shape[1])[None])
         x = dropout(x, self.dropout if train else 0.0, None if key is None else jax.random.fold_in(key, _EMBEDDING))
-        keys = [None if key is None or not train else jax.random.fold_in(key, _TERMS + n) for n in range(len(self.terms))]
+        keys = [
+            None if key is None or not train else jax.random.fold_in(key, _TERMS + n) for n in range(len(self.terms))
+        ]
         terms: Terms = tuple(term(key) for term, key in zip(self.terms, keys, strict=True))
         visibility = Visibility.tokens(valid=valid, token=tokens)
         output = self.stack(x, memory=memory, visibility=visibility, terms=terms, key=key, train=train)

@@ -77,7 +77,8 @@ def test_what_is_held_after_each_segment(length, size, want):
 
 
 @pytest.mark.parametrize(
-    ("window", "term", "norm"), [(None, Rotary, "pre"), (None, XLRelative, "post"), (5, ALiBi, "pre"), (5, Rotary, "post")]
+    ("window", "term", "norm"),
+    [(None, Rotary, "pre"), (None, XLRelative, "post"), (5, ALiBi, "pre"), (5, Rotary, "post")],
 )
 def test_segments_with_enough_memory_equal_one_pass(window, term, norm, rng):
     pattern = Full if window is None else functools.partial(SlidingWindow, window=window)
