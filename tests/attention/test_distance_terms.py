@@ -23,6 +23,7 @@ TERMS = {
     "shaw_heads": functools.partial(ShawRelative, max_distance=50, per_head=True, table="normal_1"),
     "learned": functools.partial(LearnedDistance, length=LENGTH + EXTRA),
 }
+XL, ONES = TERMS["xl"](**SIZES, rngs=nnx.Rngs(0)), [jnp.ones((1, 3, HEADS, WIDTH))] * 3
 PROMISING = [
     (name, n) for name, n in cases.PATTERN_EXAMPLES
     if (cases.make(name, n, True) or cases.make(name, n, False)).promise.distances
@@ -178,10 +179,8 @@ def test_layers_have_their_own_under_scan(rng):
         (lambda: model(functools.partial(LearnedDistance, length=3))(jnp.zeros((1, 9), jnp.int32)),
          "distances up to 2, but 3 can occur: raise LearnedDistance.length to 4"),
         (lambda: bound("learned", split("learned")[1], 1, 4), "no vectors for keys after the query"),
-        (lambda: full(*[jnp.ones((1, 3, HEADS, WIDTH))] * 3, terms=(TERMS["xl"](**SIZES, rngs=nnx.Rngs(0))(),)),
-         "each layer has a term of its own"),
-        (lambda: full(*[jnp.ones((1, 3, HEADS, WIDTH))] * 3, terms=(TERMS["xl"](**SIZES, rngs=nnx.Rngs(0))().layer(0),)),
-         "call `within"),
+        (lambda: full(*ONES, terms=(XL(),)), "each layer has a term of its own"),
+        (lambda: full(*ONES, terms=(XL().layer(0),)), "call `within"),
     ],
     ids=range(9),
 )  # fmt: skip
