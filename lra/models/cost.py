@@ -18,12 +18,13 @@ from rich.table import Table
 
 from lra.attention import core, dense
 from lra.attention.core import Rule
-from lra.attention.pattern import Attended, Buffer, Pattern, Promise
+from lra.attention.pattern import Attended, Buffer, Pattern
+from lra.attention.promise import Promise
 from lra.attention.sliding_window import WindowRule
 from lra.attention.visibility import Array, Visibility
 from lra.errors import UserError
 from lra.models.decoder import Decoder
-from lra.models.stack import Layer
+from lra.models.layer import Layer
 from lra.models.traced import flops, kept
 
 LONGEST = 1 << 16
