@@ -64,23 +64,37 @@ def by_pair(name, params, distance):
     return keys, values, none, none
 
 
-def explicit(name, params, q, k, v, allowed, distance):
-    """Attention with a vector for each pair; distance is [B or 1, T, S]."""
+def explicit(name, params, q, k, v, attend, sets, places):
+    """Attention with a vector for each pair: positions [B or 1, T] and [B or 1, S], sets [B or 1, H, T, S]."""
+    distance = places[0][:, :, None] - places[1][:, None, :]
     keys, values, u, w = by_pair(name, params, distance)
+    q, k = attend.prepare(q, k)
     whole = (len(q), *distance.shape[1:], HEADS, WIDTH)
     s = jnp.einsum("bthd,bshd->bhts", q + u, k)
-    s = s + jnp.einsum("bthd,btshd->bhts", q + w, jnp.broadcast_to(keys, whole))
-    p = jax.nn.softmax(jnp.where(allowed, s * WIDTH**-0.5, -1e30), axis=-1) * allowed
-    out = jnp.einsum("bhts,bshe->bthe", p, v)
-    return out if values is None else out + jnp.einsum("bhts,btshe->bthe", p, jnp.broadcast_to(values, whole))
+    s = (s + jnp.einsum("bthd,btshd->bhts", q + w, jnp.broadcast_to(keys, whole))) * (attend.scale or WIDTH**-0.5)
+    for term in attend.own_terms:
+        s = s + term.score(q, *(x[:, None, None] for x in places), 1.0)[:, 0]
+
+    def softmax(times):
+        p = jnp.exp(s - jnp.where(times > 0, s, -1e30).max(-1, keepdims=True)) * times
+        p = p / jnp.maximum(p.sum(-1, keepdims=True), 1e-30)
+        out = jnp.einsum("bhts,bshe->bthe", p, v)
+        return out if values is None else out + jnp.einsum("bhts,btshe->bthe", p, jnp.broadcast_to(values, whole))
+
+    if attend.combination == "mean":
+        count = np.sum([each.any(-1) for each in sets], axis=0).swapaxes(1, 2)[..., None]
+        return sum(softmax(each) for each in sets) / np.maximum(count, 1)
+    return softmax(np.sum(sets, axis=0) if attend.combination == "rounds" else np.any(sets, axis=0))
 
 
 def arrays(pattern, rng):
-    """q, k, v, who reads whom, and the distances of what is read."""
+    """q, k, v, the pattern's selection, the sets of what is read, and positions."""
     q, k, v = (cases.normal(rng, 2, n, HEADS, WIDTH) for n in (LENGTH, LENGTH + EXTRA, LENGTH + EXTRA))
-    allowed = np.asarray(dense.visible(pattern, LENGTH, LENGTH + EXTRA, Visibility()))
-    places = [np.asarray(side.position) for side in pattern.entries(LENGTH, LENGTH + EXTRA, Visibility())]
-    return q, k, v, allowed, places[0][:, :, None] - places[1][:, None, :]
+    q = cases.tied(pattern, q, k)
+    selection = pattern.select(jnp.asarray(q), jnp.asarray(k))
+    about = LENGTH, LENGTH + EXTRA, Visibility(), selection
+    places = [np.asarray(side.position) for side in pattern.entries(*about)]
+    return q, k, v, selection, dense.sets(pattern, *about), places
 
 
 def wide(tree):
@@ -91,19 +105,20 @@ def wide(tree):
 def test_equals_a_vector_for_each_pair(pattern, example, terms, rng, quick_compilation):
     causal = cases.make(pattern, example, True) is not None
     attend = cases.make(pattern, example, causal)
-    q, k, v, allowed, distance = arrays(attend, rng)
+    q, k, v, selection, sets, places = arrays(attend, rng)
     params = {name: split(name)[1] for name in terms}
     ahead, back = 0 if causal else LENGTH - 1, LENGTH + EXTRA - 1
 
     @jax.jit
     def run(params):
-        return {name: attend(q, k, v, terms=(bound(name, params[name], ahead, back),)).out for name in terms}
+        terms_of = {name: (bound(name, params[name], ahead, back),) for name in terms}
+        return {name: attend(q, k, v, terms=terms_of[name], selection=selection).out for name in terms}
 
     out = run(params)
     k, v = attend.summarise(jnp.asarray(k), jnp.asarray(v), Visibility())
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         for name in terms:
-            want = explicit(name, wide(params[name]), *wide((q, k, v)), allowed, distance)
+            want = explicit(name, wide(params[name]), *wide((q, k, v)), attend, sets, places)
             assert oracle.error(out[name], want) < 1e-5, name
 
 
@@ -112,7 +127,7 @@ def test_equals_a_vector_for_each_pair(pattern, example, terms, rng, quick_compi
 def test_gradients(pattern, example, term, rng, quick_compilation):
     """By ranges, by ranges with gaps, and by arrays."""
     attend = cases.make(pattern, example, True)
-    q, k, v, allowed, distance = arrays(attend, rng)
+    q, k, v, _, sets, places = arrays(attend, rng)
     params, weight = split(term)[1], rng.normal(size=(2, LENGTH, HEADS, WIDTH)).astype(np.float32)
 
     def loss(params, q, k, v):
@@ -122,7 +137,7 @@ def test_gradients(pattern, example, term, rng, quick_compilation):
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
 
         def wanted(params, q, k, v):
-            return (explicit(term, params, q, k, v, allowed, distance) * weight).sum()
+            return (explicit(term, params, q, k, v, attend, sets, places) * weight).sum()
 
         want = jax.grad(wanted, argnums=(0, 1, 2, 3))(*wide((params, q, k, v)))
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
