@@ -351,8 +351,9 @@ def _no_pattern(model: Decoder, r: int) -> None:
 
 
 def _no_attention(model: Any) -> None:
+    """What memory computes beside its slots' keys and values goes with the projections."""
     for layer in model.stack.layers:
-        layer.attention = _NoAttention()
+        layer.attention, layer.memory = _NoAttention(), None
 
 
 def _no_feed_forward(model: Any) -> None:
