@@ -323,6 +323,8 @@ class _OwnValue(Pattern):
 class _NoAttention(nnx.Module):
     """Stands where an attention layer stood."""
 
+    reach: int | None = None
+
     def __call__(self, inputs: Array, length: int, **_: Any) -> Attended:
         return Attended(inputs[:, inputs.shape[1] - length :])
 

@@ -51,6 +51,9 @@ def test_golden_grids(name):
     q, k = np.zeros((1, 12, heads, 4), np.float32), np.zeros((1, 17, heads, 4), np.float32)
     v = np.broadcast_to(np.eye(17, dtype=np.float32)[None, :, None], (1, 17, heads, 17))
     shares = np.moveaxis(np.asarray(pattern(q, k, v, selection=selection).out[0]), 1, 0)
+    if pattern.own_terms:  # soft weights: the contract suite compares them
+        np.testing.assert_array_equal(shares > 0, want)
+        return
     np.testing.assert_allclose(shares, want / np.maximum(want.sum(-1, keepdims=True), 1), rtol=1e-6)
 
 
