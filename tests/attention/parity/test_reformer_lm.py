@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 class Released(Pattern):
-    """Chunks of all rounds in one row, which wraps around; everything in two chunks is read, as often as it is there."""
+    """Chunks of all rounds in one row, which wraps; everything in two chunks is read, as often as it is there."""
 
     projections = "shared_qk"
     promise = Promise(causal="selection")
@@ -45,8 +45,9 @@ class Released(Pattern):
 
 
 def make():
+    local = functools.partial(BlockLocal, block=CHUNK, look_back=1)
     model = Decoder(
-        num_layers=4, width=16, num_heads=2, pattern=(functools.partial(BlockLocal, block=CHUNK, look_back=1), Released),
+        num_layers=4, width=16, num_heads=2, pattern=(local, Released),
         feed_forward=functools.partial(FeedForward, hidden=32, activation="relu", chunk=16), stack=Reversible,
         position=functools.partial(AxialPositions, shape=(8, 8), widths=(4, 12)),
         head=functools.partial(Softmax, tied=False, bias=True), vocabulary_size=32, rngs=nnx.Rngs(0),
@@ -65,7 +66,8 @@ LAYER = {
 }  # fmt: skip
 OTHERS = {
     "embedding.embedding": "word_embeddings.weight", "stack.final_norm.scale": "layer_norm.weight",
-    "stack.final_norm.bias": "layer_norm.bias", "head.bias": "lm_head.bias", "head.projection": "lm_head.decoder.weight",
+    "stack.final_norm.bias": "layer_norm.bias", "head.bias": "lm_head.bias",
+    "head.projection": "lm_head.decoder.weight",
 }  # fmt: skip
 
 
