@@ -2,8 +2,8 @@
 
 python scripts/adaptive_span_speed.py [TURNS]
 
-Spans end at a quarter of S = 1024, ramp included; the window has that length, its memory too. Turn by turn in one process, in
-CPU seconds, so that ratios hold on a busy machine.
+Spans end at a quarter of S = 1024, ramp included; the window has that length, its memory too. Turn by turn in one
+process, in CPU seconds, so that ratios hold on a busy machine.
 """
 
 from __future__ import annotations
@@ -12,27 +12,29 @@ import functools
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from lra.attention import AdaptiveSpan, Recurrence, SlidingWindow
+from lra.attention import AdaptiveSpan, Pattern, Recurrence, SlidingWindow
 from lra.models import Decoder, Stack
 
 MAX_SPAN, RAMP, LENGTH, BATCH = 1024, 32, 512, 2
 READ = MAX_SPAN // 4
 
 
-def step(pattern: Callable[..., object], memory: int) -> Callable[[], object]:
+def step(pattern: Callable[..., Pattern], memory: int) -> Callable[[], object]:
     """A gradient of a 6-layer byte model, compiled, with its memory filled."""
     model = Decoder(
         num_layers=6, width=256, num_heads=8, vocabulary_size=256, pattern=pattern,
         memory=functools.partial(Recurrence, length=memory), stack=functools.partial(Stack, scan=True),
         rngs=nnx.Rngs(0),
     ).fitted()  # fmt: skip
-    graph, parameters, rest = nnx.split(model, nnx.Param, ...)
+    parts: Any = nnx.split(model, nnx.Param, ...)
+    graph, parameters, rest = parts
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 256, (BATCH, LENGTH)), jnp.int32)
     state = jax.tree.map(lambda x: jnp.ones_like(x) if x.dtype == bool else x, model.initial_memory(BATCH, True))
 
@@ -57,7 +59,7 @@ def main(turns: int = 7) -> None:
     }
     for run in steps.values():
         run()
-    seconds = []
+    seconds: list[list[float]] = []
     for _ in range(turns):
         seconds.append([])
         for run in steps.values():

@@ -18,12 +18,13 @@ from rich.table import Table
 
 from lra.attention import core, dense
 from lra.attention.core import Rule
-from lra.attention.pattern import Attended, Buffer, Pattern, Promise
+from lra.attention.pattern import Attended, Buffer, Pattern
+from lra.attention.promise import Promise
 from lra.attention.sliding_window import WindowRule
 from lra.attention.visibility import Array, Visibility
 from lra.errors import UserError
 from lra.models.decoder import Decoder
-from lra.models.stack import Layer
+from lra.models.layer import Layer
 from lra.models.traced import flops, kept
 
 LONGEST = 1 << 16
@@ -297,10 +298,15 @@ class _OwnValue(Pattern):
 
     def __init__(self, stood: Pattern) -> None:
         self.stood, self.causal, self.num_heads = stood.promise, stood.causal, stood.num_heads
+        self.bound = stood.reach
 
     @property
     def promise(self) -> Promise:
         return self.stood
+
+    @property
+    def reach(self) -> int | None:
+        return self.bound
 
     @property
     def rule(self) -> Rule:

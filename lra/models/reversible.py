@@ -17,7 +17,8 @@ from jax import custom_derivatives
 
 from lra.attention.core import Terms
 from lra.attention.visibility import Array, Visibility
-from lra.models.stack import REMAT, Effects, Layer, Layers, StackOutput, in_turns, scope_of
+from lra.models.layer import Effects, Layer
+from lra.models.stack import REMAT, Layers, StackOutput, in_turns, scope_of
 from lra.models.traced import kept
 
 
