@@ -14,8 +14,10 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "duplication.py"
 @pytest.mark.slow
 def test_a_run_is_evaluated_with_other_arguments(tmp_path):
     run, seen = tmp_path / "run", []
-    sets = ["WIDTH = 8", "HEADS = 2", "SEGMENT = 16", "CHUNK = 4", "BUCKETS = 4", "STEPS = 2", "WARMUP = 1", "BATCH = 2",
-            "duplication.train = 64", "duplication.held_out = 16"]  # fmt: skip
+    sets = [
+        "WIDTH = 8", "HEADS = 2", "SEGMENT = 16", "CHUNK = 4", "BUCKETS = 4", "STEPS = 2", "WARMUP = 1", "BATCH = 2",
+        "duplication.train = 64", "duplication.held_out = 16",
+    ]  # fmt: skip
     assert (
         main(["train", "duplication/lsh", "--workdir", str(run), *(w for each in sets for w in ("--set", each))]) == 0
     )
