@@ -10,7 +10,7 @@ from rich.table import Table
 
 from lra.attention import AdaptiveSpan, draw
 from lra.errors import UserError
-from lra.models import Stack
+from lra.models.stack import Layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class LayerSpans:
     window: int
 
 
-def learned(stack: Stack, name: str) -> list[LayerSpans]:
+def learned(stack: Layers, name: str) -> list[LayerSpans]:
     """Those of a trained stack, layer by layer.
 
     Raises:

@@ -225,7 +225,8 @@ class Layers(nnx.Module):
 
     def pattern(self, i: int) -> Pattern:
         """Layer i's pattern with its own values; in a model that is shapes alone, buffers hold random numbers."""
-        graph, buffers, rest = nnx.split(self.layers[i % len(self.layers)].attention.pattern, Buffer, ...)
+        parts: Any = nnx.split(self.layers[i % len(self.layers)].attention.pattern, Buffer, ...)
+        graph, buffers, rest = parts
 
         def own(x: Any) -> Any:
             if isinstance(x, jax.ShapeDtypeStruct):
