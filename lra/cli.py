@@ -124,6 +124,26 @@ def _parser() -> _Parser:
     _run_arguments(spans)
     spans.add_argument("--png", metavar="FILE", help="draw the spans by layer (needs matplotlib: the extra `plots`)")
 
+    data = commands.add_parser("data", help="list, describe or prepare the corpora").add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    _command(data, "list", "the corpora, and which are prepared", full_name="data list", overrides=False)
+    info = _command(
+        data, "info", "counts, checksums, licence and citation of one", full_name="data info", overrides=False
+    )
+    prepare = _command(
+        data, "prepare", "download or read, check and store one", full_name="data prepare", overrides=False
+    )
+    for command in (info, prepare):
+        command.add_argument("name", metavar="NAME", help="of `lra data list`")
+    prepare.add_argument("--source", metavar="PATH", help="file or folder, packed or not; without it, a download")
+
+    table = _command(commands, "table", "published numbers beside this project's runs", overrides=False)
+    table.add_argument("name", choices=("enwik8", "text8", "wikitext103", "pg19"), help="the corpus")
+    table.add_argument("--runs", default="runs", metavar="DIR", help="where the runs are (runs)")
+    table.add_argument("--all", action="store_true", help="ablations, and numbers that papers repeat from others, too")
+    table.add_argument("--format", default="terminal", choices=("terminal", "markdown", "csv", "json", "latex"))
+
     bench = _command(commands, "bench", "measure time and temporary memory of patterns, in turns", overrides=False)
     bench.add_argument(
         "patterns",

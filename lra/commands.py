@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from lra import bench, config, show, spans
+from lra import bench, config, data_commands, show, spans, tables
 from lra.attention import EXAMPLE_HEADS, PATTERNS, Promise, Site, draw
 from lra.errors import UserError
 from lra.evaluation import BREAKDOWNS, Breakdown, evaluate
@@ -29,8 +29,9 @@ from lra.evaluation.reference import compressed
 from lra.models import parameters
 from lra.models.cost import cost
 from lra.models.generation import generate
-from lra.training import Experiment, load_model, train
+from lra.training import Experiment, evaluations, load_model, train
 from lra.training.record import summaries
+from lra.training.resume import check_corpus
 
 RUNS = Path("runs")
 REFERENCE_BYTES = 1 << 24
@@ -86,17 +87,14 @@ def _steps(text: str) -> tuple[int, int]:
 def eval_command(options: argparse.Namespace) -> None:
     """`lra eval`: one report, and what stands beside it."""
     breakdown = _breakdown(options)
-    experiment, _ = _build(options, run=_find_run(options))
+    run = _find_run(options)
+    experiment, _ = _build(options, run=run)
     name = options.protocol or next(iter(experiment.protocols))
     if name not in experiment.protocols:
         raise UserError(f"there is no protocol {name!r} in this run: there are {', '.join(experiment.protocols)}")
-    model, step, data = load_model(experiment, _find_run(options), options.weights, checkpoint=options.checkpoint)
+    model, step, data = load_model(experiment, run, options.weights, checkpoint=options.checkpoint)
     corpus = experiment.corpus
-    if data["digest"] != corpus.digest:
-        raise UserError(
-            f"the run was trained on {data['description']}, but the corpus is now {corpus.description}: "
-            "restore the former text"
-        )
+    check_corpus(corpus, data, run)
     try:
         report = evaluate(
             model, corpus, options.split, experiment.protocols[name],
@@ -105,13 +103,14 @@ def eval_command(options: argparse.Namespace) -> None:
         )  # fmt: skip
     except FloatingPointError as error:
         raise UserError(f"{error}: choose other weights with --checkpoint or --weights") from error
-    tokens = corpus.tokens(options.split)[: options.partial]
     reference = {}
-    if report.bytes <= REFERENCE_BYTES and corpus.scored(options.split) is None:
-        reference = compressed(corpus.vocabulary.decode(tokens))
+    if corpus.vocabulary.complete and report.bytes <= REFERENCE_BYTES and corpus.scored(options.split) is None:
+        reference = compressed(b"".join(corpus.text(options.split))[: report.bytes])
+    values = report.as_dict() | {"protocol_name": name, "reference_bits_per_byte": reference, "seed": experiment.seed}
+    values["parameters"] = sum(parameters.count(experiment.abstract_state.parameters).values())
+    evaluations.keep(run, values)
     if options.json:
-        shown = report.as_dict() | {"protocol_name": name, "reference_bits_per_byte": reference}
-        _print_json(shown if breakdown is None else shown | {"by": {breakdown.name: breakdown.as_dict()}})
+        _print_json(values if breakdown is None else values | {"by": {breakdown.name: breakdown.as_dict()}})
     else:
         console = Console()
         console.print(report.table())
@@ -121,7 +120,7 @@ def eval_command(options: argparse.Namespace) -> None:
         if breakdown is not None:
             console.print(breakdown.table())
     if breakdown is not None and options.png:
-        at = f"{_find_run(options)} at step {step} ({options.weights} weights)"
+        at = f"{run} at step {step} ({options.weights} weights)"
         scored = f"{corpus.name} {options.split}, {report.tokens_scored:,} of {report.tokens_expected:,} tokens"
         breakdown.png(Path(options.png), f"{at}; {scored}; {report.protocol}")
         print(f"drawing written to {options.png}", file=sys.stderr)
@@ -395,4 +394,6 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "attention show": show_command,
     "attention spans": spans_command,
     "bench": bench_command,
+    **data_commands.COMMANDS,
+    **tables.COMMANDS,
 }

@@ -45,6 +45,7 @@ CORPORA: dict[str, type] = {
     "duplication": data.Duplication,
     "python_source": data.PythonSource,
     "text_file": data.TextFile,
+    **data.PUBLISHED,
 }
 """By the name that stands in configurations and in reports."""
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from lra.attention import AdaptiveSpan, draw
 from lra.errors import UserError
-from lra.models.stack import Layers
+from lra.models import Layers
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 python scripts/adaptive_span_speed.py [TURNS]
 
-Spans end at a quarter of S = 1024, ramp included; the window has that length, its memory too. Turn by turn in one process,
-in CPU seconds, so that ratios hold on a busy machine.
+Spans end at a quarter of S = 1024, ramp included; the window has that length, its memory too. Turn by turn in one
+process, in CPU seconds, so that ratios hold on a busy machine.
 """
 
 from __future__ import annotations

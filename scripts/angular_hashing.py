@@ -1,4 +1,4 @@
-"""Draws angular hashing as in figure 1 of Kitaev et al. 2020 (arXiv:2001.04451): 3 rounds, 4 buckets, two pairs of points.
+"""Draws angular hashing as in figure 1 of Kitaev et al. 2020 (arXiv:2001.04451): 3 rounds, 4 buckets, pairs of points.
 
 python scripts/angular_hashing.py              writes docs/angular_hashing.png
 python scripts/angular_hashing.py other.png    writes another file

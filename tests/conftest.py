@@ -15,7 +15,13 @@ STRICT = {"attention", "models"}  # elsewhere optax (0.2.8) mixes its int32 coun
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compiled functions are kept between sessions and workers: a third of the time for what was compiled before."""
+    """Compiled functions are kept between sessions and workers: a third of the time for what was compiled before.
+
+    Without the slow tests, XLA's older emitters compile in half the time; what is slow runs with the usual ones.
+    """
+    if "not slow" in config.getoption("markexpr"):
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_use_fusion_emitters=false".strip()
     cache = getattr(config, "cache", None)
     if cache is not None:  # None under `-p no:cacheprovider`, which asks that nothing be kept
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache.mkdir("jax")))

@@ -15,7 +15,8 @@ from lra.attention.lsh import LSH, lsh
 from lra.attention.lsh_strict import StrictLSH, lsh_strict
 from lra.attention.memory import Memory, Recurrence
 from lra.attention.memory_compressed import MemoryCompressed, memory_compressed
-from lra.attention.pattern import EXAMPLE_HEADS, Attended, Pattern, Promise, Site
+from lra.attention.pattern import EXAMPLE_HEADS, Attended, Pattern, Site
+from lra.attention.promise import Promise
 from lra.attention.routing import Routing, routing
 from lra.attention.routing_strict import StrictRouting, routing_strict
 from lra.attention.sliding_window import SlidingWindow, sliding_window

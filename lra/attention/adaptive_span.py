@@ -18,18 +18,9 @@ from flax import nnx
 from lra.attention import arrange, core
 from lra.attention.arrange import Labels
 from lra.attention.core import Rule, Terms
-from lra.attention.pattern import (
-    EVERYTHING,
-    Attended,
-    Buffer,
-    Inputs,
-    Pattern,
-    Promise,
-    Site,
-    aligned,
-    default_scale,
-)
+from lra.attention.pattern import Attended, Buffer, Inputs, Pattern, Site, aligned, default_scale
 from lra.attention.precision import accumulator
+from lra.attention.promise import EVERYTHING, Promise
 from lra.attention.rows import harmless
 from lra.attention.terms import Positions, Term, distances
 from lra.attention.visibility import Array, Entry, Visibility

@@ -18,7 +18,8 @@ from flax import nnx
 from lra.attention import arrange, core
 from lra.attention.arrange import Entries, Labels
 from lra.attention.core import Rule, Terms
-from lra.attention.pattern import BORDERED, FunctionPattern, Promise, Site, aligned, default_scale
+from lra.attention.pattern import FunctionPattern, Site, aligned, default_scale
+from lra.attention.promise import BORDERED, Promise
 from lra.attention.rows import harmless, lengths, take
 from lra.attention.visibility import Array, Entry, Visibility
 

@@ -129,7 +129,7 @@ def _scores(spec: _Spec, q: Array, k: Array, terms: Terms, queries: Side, keys: 
 
 
 def _positions(spec: _Spec, queries: Side, keys: Side, gap: Array | None) -> tuple[Positions, Positions]:
-    """Positions of one pair of blocks; ranges where they are consecutive, the first query standing `gap` after a key."""
+    """Positions of one pair of blocks; ranges where they are consecutive, the first query `gap` after a key."""
     if gap is None:
         return queries.position, keys.position
     sizes, step = (queries.position.shape[-1], keys.position.shape[-1]), spec.layout.step

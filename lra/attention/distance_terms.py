@@ -304,8 +304,8 @@ class ShawRelative(TermModule):
         self.values = nnx.Param(_by_layer(initialiser(table), rngs, num_layers, *shape)) if values else None
 
     def __call__(self, key: Array | None = None) -> Term:
-        falling = [None if x is None else x[...][:, :, ::-1] for x in (self.keys, self.values)]
-        return ByLayer(DistanceTerm(*falling, last=self.max_distance))
+        keys, values = (None if x is None else x[...][:, :, ::-1] for x in (self.keys, self.values))
+        return ByLayer(DistanceTerm(keys=keys, values=values, last=self.max_distance))
 
 
 class LearnedDistance(TermModule):

@@ -12,7 +12,8 @@ from flax import nnx
 
 from lra.attention import arrange, core
 from lra.attention.core import Rule, Terms
-from lra.attention.pattern import EVERYTHING, FunctionPattern, Pattern, Promise, Site, aligned, default_scale
+from lra.attention.pattern import FunctionPattern, Pattern, Site, aligned, default_scale
+from lra.attention.promise import EVERYTHING, Promise
 from lra.attention.sliding_window import limited_window
 from lra.attention.visibility import Array, Entry, Visibility
 

@@ -13,7 +13,8 @@ from flax import nnx
 from lra.attention.arrange import Entries, Labels
 from lra.attention.core import Rule, Terms, part_key
 from lra.attention.full import Full
-from lra.attention.pattern import Attended, Inputs, Pattern, Projection, Promise, Site
+from lra.attention.pattern import Attended, Inputs, Pattern, Projection, Site
+from lra.attention.promise import Promise
 from lra.attention.sliding_window import SlidingWindow
 from lra.attention.visibility import Array, Entry, Visibility
 

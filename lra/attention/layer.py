@@ -16,9 +16,10 @@ from jax.ad_checkpoint import checkpoint_name
 from lra.attention.core import Terms
 from lra.attention.initialisers import initialiser
 from lra.attention.memory import Memory
-from lra.attention.pattern import Attended, Inputs, Pattern, Projection, Site, require
+from lra.attention.pattern import Attended, Inputs, Pattern, Projection, Site
 from lra.attention.precision import accumulator
 from lra.attention.probe import observed
+from lra.attention.promise import require
 from lra.attention.visibility import Array, Visibility
 
 SELECTION = "selection"

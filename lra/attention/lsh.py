@@ -18,8 +18,9 @@ from lra.attention import arrange, core, hashing
 from lra.attention.arrange import Entries, Labels
 from lra.attention.core import Rule, Terms
 from lra.attention.hashing import Buckets
-from lra.attention.pattern import Attended, Inputs, Pattern, Promise, Site, aligned, default_scale
+from lra.attention.pattern import Attended, Inputs, Pattern, Site, aligned, default_scale
 from lra.attention.precision import accumulator
+from lra.attention.promise import Promise
 from lra.attention.rows import harmless, lengths
 from lra.attention.sorted_chunks import arranged, combined, earlier, sets_of, sort
 from lra.attention.visibility import Array, Entry, Visibility
@@ -143,16 +144,18 @@ def lsh(
         selection = select(k, buckets=buckets, rounds=rounds, visibility=visibility, key=key)
     width = q.shape[-1]
     q, k, visibility = aligned(terms, q, unit(harmless(k, visibility.k_valid)), visibility)
-    options = {"scale": default_scale(scale, width), "terms": terms, "dropout": dropout, "precision": precision}
+    attend = functools.partial(
+        core.attend, scale=default_scale(scale, width), terms=terms, dropout=dropout, precision=precision
+    )
     within, once = FORMS[sets]
     grid, index, place = arranged(
         q, k, v, selection, visibility, chunk=chunk, within=hashing.count(buckets) if within else None, once=once
     )
     rule = SharedRule(causal, ("own",), earlier(rounds) if once else ())
-    others = combined(core.attend(grid, rule=rule, key=core.part_key(key, 1), **options), index, place)
+    others = combined(attend(grid, rule=rule, key=core.part_key(key, 1)), index, place)
     out, logsumexp = others.out[:, size - length :], others.logsumexp[:, size - length :]
     band = arrange.band(q, k, v, visibility, before=0, after=0, block=8)
-    itself = core.attend(band, rule=OwnRule(), key=core.part_key(key, 2), **options)
+    itself = attend(band, rule=OwnRule(), key=core.part_key(key, 2))
     nothing = logsumexp == core.empty(logsumexp.dtype)
     return jnp.where(nothing[..., None], itself.out, out).astype(q.dtype)
 
@@ -227,7 +230,7 @@ class LSH(Pattern):
         )  # fmt: skip
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> LSHRule:
         return LSHRule(self.causal, tuple(f"round{r}" for r in range(self.evaluation_rounds)))
 
     @property

@@ -15,7 +15,8 @@ from lra.attention.arrange import Labels
 from lra.attention.core import Rule, Terms
 from lra.attention.hashing import Buckets
 from lra.attention.lsh import unit
-from lra.attention.pattern import Attended, Inputs, Pattern, Promise, Site
+from lra.attention.pattern import Attended, Inputs, Pattern, Site
+from lra.attention.promise import Promise
 from lra.attention.rows import harmless, lengths
 from lra.attention.sorted_window import STRICT, SortedWindowRule, check_window, sorted_labels, sorted_window
 from lra.attention.visibility import Array, Visibility

@@ -15,7 +15,8 @@ from lra.attention.arrange import Entries
 from lra.attention.core import Rule, Terms
 from lra.attention.full import FullRule
 from lra.attention.initialisers import initialiser
-from lra.attention.pattern import BORDERED, Attended, Inputs, Pattern, Promise, Site, default_scale
+from lra.attention.pattern import Attended, Inputs, Pattern, Site, default_scale
+from lra.attention.promise import BORDERED, Promise
 from lra.attention.rows import Anchored, anchor, harmless, same_rows, take
 from lra.attention.terms import prepare
 from lra.attention.visibility import Array, Visibility

@@ -16,7 +16,8 @@ from lra.attention.arrange import Entries, Labels
 from lra.attention.clustering import Clustered, FirstUpdate, Space, check_sizes, normalise
 from lra.attention.core import Rule, Terms
 from lra.attention.full import FullRule
-from lra.attention.pattern import Attended, Inputs, Promise, Site, default_scale
+from lra.attention.pattern import Attended, Inputs, Site, default_scale
+from lra.attention.promise import Promise
 from lra.attention.rows import harmless, lengths, pick, scatter
 from lra.attention.terms import prepare
 from lra.attention.visibility import Array, Entry, Visibility

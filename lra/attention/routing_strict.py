@@ -14,7 +14,8 @@ from lra.attention import clustering
 from lra.attention.arrange import Labels
 from lra.attention.clustering import Clustered, FirstUpdate, Space, check_sizes, normalise
 from lra.attention.core import Rule, Terms
-from lra.attention.pattern import Attended, Inputs, Promise, Site
+from lra.attention.pattern import Attended, Inputs, Site
+from lra.attention.promise import Promise
 from lra.attention.rows import harmless, lengths
 from lra.attention.sorted_window import STRICT, SortedWindowRule, sorted_labels, sorted_window
 from lra.attention.visibility import Array, Visibility

@@ -166,9 +166,10 @@ def arranged(
     segment = None if visibility.k_segment is None else known(visibility.k_segment)
     pairs = tuple((i, j) for i in range(count) for j in (i - 1, i) if j >= 0)
     q = jnp.pad(harmless(q, visibility.q_valid), ((0, 0), (size - length, 0), (0, 0), (0, 0)))
-    blocks = [_gather(x, index, place) for x in (q, harmless(k, visibility.k_valid), harmless(v, visibility.k_valid))]
+    k, v = harmless(k, visibility.k_valid), harmless(v, visibility.k_valid)
+    q, k, v = (_gather(x, index, place) for x in (q, k, v))
     layout = Layout(pairs=pairs, step=1, consecutive=False, front=0, length=count * rounds * chunk)
-    grid = Grid(*blocks, Side(position, asking, segment, asked), Side(position, valid, segment, labels), layout)
+    grid = Grid(q, k, v, Side(position, asking, segment, asked), Side(position, valid, segment, labels), layout)
     return grid, index, place
 
 

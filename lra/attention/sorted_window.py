@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from lra.attention import arrange, core
 from lra.attention.arrange import Entries, Labels
 from lra.attention.core import Terms
-from lra.attention.pattern import EVERYTHING, default_scale
+from lra.attention.pattern import default_scale
+from lra.attention.promise import EVERYTHING
 from lra.attention.rows import harmless, lengths, pick
 from lra.attention.terms import prepare
 from lra.attention.visibility import Array, Entry, Visibility

@@ -14,17 +14,8 @@ from flax import nnx
 from lra.attention import arrange, core
 from lra.attention.arrange import Entries, Labels
 from lra.attention.core import Rule, Terms
-from lra.attention.pattern import (
-    BORDERED,
-    EVERYTHING,
-    Attended,
-    Inputs,
-    Pattern,
-    Projection,
-    Promise,
-    Site,
-    default_scale,
-)  # fmt: skip
+from lra.attention.pattern import Attended, Inputs, Pattern, Projection, Site, default_scale
+from lra.attention.promise import BORDERED, EVERYTHING, Promise
 from lra.attention.rows import lengths, take
 from lra.attention.sliding_window import WindowRule, check_window
 from lra.attention.terms import prepare

@@ -1,13 +1,16 @@
 """Corpora, vocabularies and the order in which training reads them; imports no other part of lra but its errors."""
 
-from lra.data.corpus import SPLITS, Corpus
+from lra.data.corpora import PUBLISHED, PublishedCorpus
+from lra.data.corpus import Corpus, SourceCorpus
 from lra.data.duplication import Duplication
 from lra.data.python_source import PythonSource
+from lra.data.store import SPLITS
 from lra.data.streams import Batch, Batches, BatchIterator, Streams, Text, Windows
 from lra.data.text_file import TextFile
 from lra.data.vocabulary import Bytes, Vocabulary
 
 __all__ = [
+    "PUBLISHED",
     "SPLITS",
     "Batch",
     "BatchIterator",
@@ -15,7 +18,9 @@ __all__ = [
     "Bytes",
     "Corpus",
     "Duplication",
+    "PublishedCorpus",
     "PythonSource",
+    "SourceCorpus",
     "Streams",
     "Text",
     "TextFile",

@@ -2,97 +2,65 @@
 
 import abc
 import functools
-import hashlib
-import os
-import shutil
-import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from lra.data.vocabulary import Vocabulary
+from lra.data import store
+from lra.data.store import SPLITS, data_dir
+from lra.data.vocabulary import Bytes, Vocabulary
 from lra.errors import UserError
 
-SPLITS = ("train", "valid", "test")
 CHUNK_BYTES = 1 << 20
 
 
-def data_dir() -> Path:
-    """Returns the folder of all prepared corpora: `$LRA_DATA_DIR`, by default `lra` in the user's cache folder."""
-    if chosen := os.environ.get("LRA_DATA_DIR"):
-        return Path(chosen).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "lra"
-
-
 class Corpus(abc.ABC):
-    """A named text in the splits "train", "valid" and "test".
+    """A named text in the splits "train", "valid" and "test", read as tokens of a vocabulary.
 
-    A corpus says where its text comes from (`documents`); this class stores it. Under `data_dir()` each corpus has a
-    folder named by corpus, vocabulary and digest, so that texts that differ never collide. It holds the documents as
-    array_record files, written and read by tfds, and beside them one `.npy` of tokens a split.
+    A prepared corpus is a folder under `data_dir()`: its text in `text/`, written and read by tfds, what it holds in
+    `info.json`, and for each vocabulary that it was read with one `.npy` of tokens a split.
 
     Attributes:
         name: what reports and tables call the corpus.
-        vocabulary: the map between its text and its tokens.
     """
 
     name: str
-    vocabulary: Vocabulary
 
+    @property
     @abc.abstractmethod
-    def documents(self, split: str) -> Iterator[tuple[str, bytes]]:
-        """Yields (path, text) in corpus order; the split is the texts one after the other, with nothing in between."""
+    def vocabulary(self) -> Vocabulary:
+        """The map between text and tokens."""
+
+    @property
+    @abc.abstractmethod
+    def digest(self) -> str:
+        """The first 16 characters of the SHA-256 (hex) of the three splits' SHA-256."""
 
     @property
     @abc.abstractmethod
     def description(self) -> str:
         """One line for reports: the name, which version of what it is, and the digest."""
 
-    @functools.cached_property
-    def digest(self) -> str:
-        """The first 16 characters of the SHA-256 (hex) of the three splits' SHA-256; reads the whole source once."""
-        return _digest((text for _, text in self.documents(split)) for split in SPLITS)
-
     @property
+    @abc.abstractmethod
     def folder(self) -> Path:
         """Where the prepared corpus lies, or will."""
-        return data_dir() / f"{self.name}-{self.vocabulary.name}-{self.digest}"
+
+    @abc.abstractmethod
+    def prepare(self) -> None:
+        """Makes sure that the corpus is prepared; raises `UserError` where it cannot."""
 
     @property
     def prepared(self) -> bool:
         """Whether the corpus has been prepared."""
         return self.folder.is_dir()
 
-    def prepare(self) -> None:
-        """Writes the corpus under `data_dir()`, unless it is there.
-
-        Everything is written in a sibling folder that gets its final name last: what is killed half-way leaves nothing
-        that looks finished, and of several processes at once the first one wins and the others use its work.
-
-        Raises:
-            UserError: the folder cannot be written, or the source changed meanwhile.
-        """
-        if self.prepared:
-            return
-        work = self.folder.with_name(f".{self.folder.name}.{uuid.uuid4().hex}")
-        try:
-            work.mkdir(parents=True)
-        except OSError as error:
-            raise UserError(
-                f"cannot write prepared corpora to {work.parent} ({error.strerror}): "
-                "set LRA_DATA_DIR to a folder that you may write"
-            ) from error
-        try:
-            self._write(work)
-            try:
-                work.rename(self.folder)
-            except OSError:
-                if not self.prepared:
-                    raise
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+    def info(self) -> dict[str, Any]:
+        """Returns what the prepared corpus holds: "name", "digest", and counts and SHA-256 by split in "splits"."""
+        self.prepare()
+        return store.read_info(self.folder)
 
     def tokens(self, split: str) -> np.ndarray:
         """Returns a split's tokens, 1-D, memory-mapped and read-only, of type `vocabulary.dtype`; prepares if need be.
@@ -100,38 +68,81 @@ class Corpus(abc.ABC):
         Raises:
             UserError: there is no such split, or whatever `prepare` raises.
         """
+        self._check_split(split)
+        self.prepare()
+        return store.tokens(self.folder, self.vocabulary, split)
+
+    def text(self, split: str) -> Iterator[bytes]:
+        """Yields a split's original text, piece by piece; raises as `tokens`."""
+        self._check_split(split)
+        self.prepare()
+        return store.read_text(self.folder, split)
+
+    def num_bytes(self, split: str, limit: int | None = None) -> int:
+        """Returns the bytes of original text that a split's tokens, or the first `limit` of them, stand for.
+
+        What the vocabulary leaves out (newlines, in some) does not count, since it is not scored; words that the
+        vocabulary does not know count in full for a whole split, and as the token that stands for them in a part.
+
+        Raises:
+            UserError: as `tokens`.
+        """
+        tokens = self.tokens(split)
+        if limit is not None and limit < tokens.size:
+            return self.vocabulary.num_bytes(tokens[:limit])
+        if self.vocabulary.complete:
+            return int(self.info()["splits"][split]["bytes"])
+        return self.vocabulary.num_bytes(tokens)
+
+    def num_words(self, split: str) -> int | None:
+        """Returns what perplexity per word divides a split's nats by; None where the corpus has no such convention."""
+        self._check_split(split)
+        return None
+
+    def _check_split(self, split: str) -> None:
         if split not in SPLITS:
             raise UserError(f"corpus {self.name} has no split {split!r}: choose one of {', '.join(SPLITS)}")
-        self.prepare()
-        tokens: np.ndarray = np.load(self.folder / f"{split}.npy", mmap_mode="r")
-        return tokens
 
     def scored(self, split: str) -> np.ndarray | None:
         """Returns which of a split's tokens are targets of training and evaluation, [N] booleans; None for all."""
         return None
 
-    def num_bytes(self, split: str) -> int:
-        """Returns the length of a split's original text in bytes; raises what `tokens` raises."""
-        return self.vocabulary.num_bytes(self.tokens(split))
 
-    def _write(self, folder: Path) -> None:
-        # tfds takes half a second to import, and only preparation needs it.
-        from lra.data import records
+class SourceCorpus(Corpus):
+    """A corpus of bytes whose source is at hand, and read again for every run, so that a change shows in the digest.
 
-        records.write(folder, {split: self.documents(split) for split in SPLITS}, description=self.description)
-        texts = [b"".join(records.read(folder, split)) for split in SPLITS]
-        # What was read back is checked, so that neither a source that changes nor an order that gets lost goes unseen.
-        if _digest([text] for text in texts) != self.digest:
+    Its folder is named by corpus and digest, so that texts that differ never collide.
+    """
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return Bytes()
+
+    @abc.abstractmethod
+    def documents(self, split: str) -> Iterator[tuple[str, bytes]]:
+        """Yields (path, text) in corpus order; the split is the texts one after the other, with nothing in between."""
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """See `Corpus`; reads the whole source once."""
+        return store.digest(store.sha256(self.documents(split)) for split in SPLITS)
+
+    @property
+    def folder(self) -> Path:
+        return data_dir() / f"{self.name}-{self.digest}"
+
+    def prepare(self) -> None:
+        """Writes the corpus under `data_dir()`, unless it is there.
+
+        Raises:
+            UserError: the folder cannot be written, or the source changed meanwhile.
+        """
+        if self.prepared:
+            return
+        with store.appearing(self.folder) as work:
+            documents = {split: self.documents(split) for split in SPLITS}
+            store.write_text(work, documents, name=self.name, description=self.description, check=self._unchanged)
+
+    def _unchanged(self, info: dict[str, Any]) -> None:
+        if info["digest"] != self.digest:
             raise UserError(f"the source of {self.description} changed while it was read: run the command again")
-        for split, text in zip(SPLITS, texts, strict=True):
-            np.save(folder / f"{split}.npy", self.vocabulary.encode(text).astype(self.vocabulary.dtype, copy=False))
-
-
-def _digest(splits: Iterable[Iterable[bytes]]) -> str:
-    total = hashlib.sha256()
-    for texts in splits:
-        part = hashlib.sha256()
-        for text in texts:
-            part.update(text)
-        total.update(part.digest())
-    return total.hexdigest()[:16]

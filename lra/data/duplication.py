@@ -1,20 +1,20 @@
-"""The duplication task (Kitaev et al. 2020, arXiv:2001.04451, section 5): a sequence 0w0w, whose second half is a copy."""
+"""The duplication task (Kitaev et al. 2020, arXiv:2001.04451, section 5): 0w0w, whose second half is a copy."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from lra.data.corpus import CHUNK_BYTES, SPLITS, Corpus
-from lra.data.vocabulary import Bytes
+from lra.data.corpus import CHUNK_BYTES, SourceCorpus
+from lra.data.store import SPLITS
 from lra.errors import UserError
 
 
-class Duplication(Corpus):
+class Duplication(SourceCorpus):
     """Examples 0w0w one after the other, w being drawn from `symbols` symbols; the second half of each is scored.
 
-    Symbol n is the byte n and 0 separates, so that `Bytes` is the vocabulary. To predict the second half, a model has to
-    read |w| tokens back. The paper has |w| = 511 and 127 symbols: `example` = 1024. The texts are drawn on the host, from
-    the seed and the split alone.
+    Symbol n is the byte n and 0 separates, so that `Bytes` is the vocabulary. To predict the second half, a model has
+    to read |w| tokens back. The paper has |w| = 511 and 127 symbols: `example` = 1024. The texts are drawn on the host,
+    from the seed and the split alone.
 
     Args:
         example: tokens of an example, 2 |w| + 2; make it a model's segment.
@@ -40,7 +40,6 @@ class Duplication(Corpus):
                 raise UserError(f"duplication.{argument} is {value}, but must be {bound}: change it")
         if example % 2:
             raise UserError(f"duplication.example is {example}, but both halves 0w are equal: make it even")
-        self.vocabulary = Bytes()
         self._example, self._symbols, self._seed = example, symbols, seed
         self._counts = dict(zip(SPLITS, (train, held_out, held_out), strict=True))
 

@@ -7,8 +7,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from lra.data.corpus import Corpus
-from lra.data.vocabulary import Bytes
+from lra.data.corpus import SourceCorpus
 from lra.errors import UserError
 
 _SKIPPED_FOLDERS = {"__pycache__", "dist-packages", "idle_test", "site-packages", "test", "tests"}
@@ -16,7 +15,7 @@ _SKIPPED_FOLDERS = {"__pycache__", "dist-packages", "idle_test", "site-packages"
 _GENERATED = ("_sysconfigdata", "python-config")
 
 
-class PythonSource(Corpus):
+class PythonSource(SourceCorpus):
     """The `.py` files of the running Python's standard library as bytes, without tests, generated and installed files.
 
     Files are sorted by their relative path. A file's split follows from its relative path alone: with h the first 8
@@ -25,9 +24,6 @@ class PythonSource(Corpus):
     """
 
     name = "python_source"
-
-    def __init__(self) -> None:
-        self.vocabulary = Bytes()
 
     @property
     def description(self) -> str:

@@ -1,17 +1,14 @@
-"""Documents on disk: a tfds builder that writes array_record files and reads them at random, without TensorFlow."""
+"""Documents on disk: a tfds data set of array_record files, written one document at a time, without TensorFlow."""
 
-import contextlib
-import io
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow_datasets as tfds
 
-_FORMAT = "array_record"
-Documents = Iterable[tuple[str, bytes]]
+from lra.data.store import Documents
+
+SHARD_DOCUMENTS = 64
 
 
 class _Info(tfds.core.DatasetInfo):
@@ -19,47 +16,48 @@ class _Info(tfds.core.DatasetInfo):
         """Does nothing: nobody publishes these corpora, and tfds would leave an empty temporary folder behind."""
 
 
-class _Builder(tfds.core.GeneratorBasedBuilder):
-    """One example a document, in the order given."""
+def write(
+    folder: Path,
+    splits: Mapping[str, Documents],
+    *,
+    name: str,
+    description: str,
+    facts: Mapping[str, Any] | None = None,
+    fields: tuple[str, ...] = (),
+    about: Callable[[str], Mapping[str, str]] | None = None,
+) -> None:
+    """Writes the documents of each split into an existing folder, which `tfds.builder_from_directory` reads.
 
-    name = "documents"
-    VERSION = tfds.core.Version("1.0.0")
-    # Only downloads have use for it, and tfds 4.9.10 finds it by a package that it does not depend on.
-    code_path = None
+    One document is in memory at a time: tfds' generator-based builders hold a whole split, or all of it in one bucket.
 
-    def __init__(self, data_dir: Path, splits: Mapping[str, Documents], description: str) -> None:
-        self._splits = splits
-        self._description = description
-        super().__init__(data_dir=data_dir, file_format=_FORMAT)
-
-    def _info(self) -> tfds.core.DatasetInfo:
-        features = {"path": tfds.features.Text(), "text": tfds.features.Tensor(shape=(None,), dtype=np.uint8)}
-        return _Info(
-            builder=self,
-            description=self._description,
-            features=tfds.features.FeaturesDict(features),
-            disable_shuffling=True,
-        )
-
-    def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-        return {split: self._generate_examples(documents) for split, documents in self._splits.items()}
-
-    def _generate_examples(self, documents: Documents) -> Iterator[tuple[int, dict[str, Any]]]:
-        for key, (path, text) in enumerate(documents):
-            yield key, {"path": path, "text": np.frombuffer(text, np.uint8)}
+    Args:
+        folder: it, empty.
+        splits: the documents by split.
+        name: of the corpus.
+        description: of the corpus, for tfds.
+        facts: further arguments of `tfds.core.DatasetInfo`, such as `citation`.
+        fields: names of further texts of a document.
+        about: gives the further texts of the document at a path.
+    """
+    version = tfds.core.Version("2.0.0")
+    identity = tfds.core.dataset_info.DatasetIdentity(name, version, data_dir=str(folder), module_name=__name__)
+    features = tfds.features.FeaturesDict({field: tfds.features.Text() for field in ("path", "text", *fields)})
+    info = _Info(builder=identity, description=description, features=features, disable_shuffling=True, **(facts or {}))
+    writer = tfds.core.SequentialWriter(info, SHARD_DOCUMENTS, file_format="array_record")
+    writer.initialize_splits(list(splits))
+    for split, documents in splits.items():
+        for path, text in documents:
+            more = about(path) if about else {}
+            writer.add_examples({split: [{"path": path, "text": text, **more}]})
+    writer.close_all()
 
 
-def write(folder: Path, splits: Mapping[str, Documents], *, description: str) -> None:
-    """Writes the documents, (path, text), of each split into a folder, silently; every split needs at least one."""
-    tfds.disable_progress_bar()
-    builder = _Builder(folder, splits, description)
-    # tfds prints its progress on stdout, which belongs to the commands' own output.
-    with contextlib.redirect_stdout(io.StringIO()):
-        builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
-    shutil.rmtree(folder / "downloads", ignore_errors=True)
+def examples(folder: Path, split: str) -> Iterator[dict[str, bytes]]:
+    """Yields the documents of a split with all their fields, in the order in which they were written."""
+    yield from tfds.builder_from_directory(folder).as_data_source(split=split)
 
 
 def read(folder: Path, split: str) -> Iterator[bytes]:
     """Yields the texts of a split in the order in which they were written."""
-    for example in _Builder(folder, {}, "").as_data_source(split=split):
-        yield example["text"].tobytes()
+    for example in examples(folder, split):
+        yield example["text"]

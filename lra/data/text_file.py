@@ -4,12 +4,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lra.data.corpus import CHUNK_BYTES, SPLITS, Corpus
-from lra.data.vocabulary import Bytes
+from lra.data.corpus import CHUNK_BYTES, SourceCorpus
+from lra.data.store import SPLITS
 from lra.errors import UserError
 
 
-class TextFile(Corpus):
+class TextFile(SourceCorpus):
     """One file, or several in the given order, as bytes: the first part is "train", the next "valid", the last "test".
 
     Args:
@@ -24,7 +24,6 @@ class TextFile(Corpus):
     name = "text_file"
 
     def __init__(self, path: str | Sequence[str], valid_fraction: float = 0.05, test_fraction: float = 0.05) -> None:
-        self.vocabulary = Bytes()
         self._paths = [Path(one).expanduser() for one in ([path] if isinstance(path, str) else path)]
         if not self._paths:
             raise UserError("TextFile.path names no file, but the corpus needs one at least: give a path")

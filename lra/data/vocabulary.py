@@ -1,11 +1,18 @@
 """Vocabularies: the map between text and token ids."""
 
 import abc
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from lra.errors import UserError
+
+PART_TOKENS = 1 << 22
+"""Tokens whose lengths are in memory at once: a corpus has more of them than fit."""
 
 
 class Vocabulary(abc.ABC):
@@ -15,16 +22,32 @@ class Vocabulary(abc.ABC):
     where `decode` cannot give it back.
 
     Attributes:
-        name: what reports call the tokenisation.
+        name: what reports call the tokenisation; names files too.
         size: the number of ids.
         start: the id that stands before the first token of a corpus.
-        lossless: whether `decode(encode(text))` equals the text for every text.
+        lossless: whether `decode(encode(text))` equals the text for every text that `encode` takes.
+        complete: whether the tokens stand for the whole text; some vocabularies leave out newlines.
     """
 
     name: str
     size: int
     start: int
     lossless: bool
+    complete: bool = True
+
+    @property
+    def description(self) -> str:
+        """The name and the number of ids, for reports."""
+        return f"{self.name} ({self.size} ids)"
+
+    @property
+    def digest(self) -> str:
+        """16 characters (hex) that tell vocabularies apart which give a text other ids."""
+        return hashlib.sha256(self.name.encode() + b"\0" + self.state()).hexdigest()[:16]
+
+    def state(self) -> bytes:
+        """What a vocabulary that was made from text needs to be made again; empty for the others."""
+        return b""
 
     @property
     def dtype(self) -> np.dtype:
@@ -34,6 +57,10 @@ class Vocabulary(abc.ABC):
     @abc.abstractmethod
     def encode(self, text: bytes | str) -> np.ndarray:
         """Turns text (a string stands for its UTF-8 bytes) into ids, 1-D, of type `dtype`."""
+
+    def encode_all(self, texts: Iterable[bytes]) -> Iterator[np.ndarray]:
+        """Encodes a split, given in pieces that may end anywhere the corpus lets its documents end."""
+        yield from map(self.encode, texts)
 
     @abc.abstractmethod
     def decode(self, ids: npt.ArrayLike) -> bytes:
@@ -84,3 +111,39 @@ class Bytes(Vocabulary):
     def num_bytes(self, tokens: np.ndarray) -> int:
         """Returns the number of tokens: one token is one byte."""
         return int(np.asarray(tokens).size)
+
+
+class Pieces(Vocabulary):
+    """A vocabulary whose ids stand for pieces of text, which `decode` puts one after the other."""
+
+    @functools.cached_property
+    @abc.abstractmethod
+    def pieces(self) -> list[bytes]:
+        """The text that each id stands for."""
+
+    @functools.cached_property
+    def _lengths(self) -> np.ndarray:
+        return np.asarray([len(piece) for piece in self.pieces], np.int64)
+
+    def decode(self, ids: npt.ArrayLike) -> bytes:
+        self.check(ids)
+        return b"".join(map(self.pieces.__getitem__, np.asarray(ids).tolist()))
+
+    def num_bytes(self, tokens: np.ndarray) -> int:
+        """Returns the bytes of the pieces."""
+        ids = np.asarray(tokens)
+        parts = (ids[begin : begin + PART_TOKENS] for begin in range(0, ids.size, PART_TOKENS))
+        return sum(int(self._lengths[part].sum()) for part in parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How a vocabulary is made of a corpus' text.
+
+    Attributes:
+        make: makes it, given a function that gives the texts of a split.
+        load: makes it again from the `state` that was kept.
+    """
+
+    make: Callable[[Callable[[str], Iterator[bytes]]], Vocabulary]
+    load: Callable[[bytes], Vocabulary]

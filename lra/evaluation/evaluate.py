@@ -86,19 +86,21 @@ def evaluate(
             breakdown.add(batch, nats, metrics)
         if progress is not None:
             progress(done, int(counted.size))
+    partial = counted.size < expected
     return Report(
         corpus=corpus.name,
         corpus_description=corpus.description,
         split=split,
-        tokenisation=f"{vocabulary.name} ({vocabulary.size} ids)",
+        tokenisation=vocabulary.description,
         protocol=protocol.describe(),
         context=f"{context}; id {vocabulary.start} stands before the first token",
         tokens_scored=done,
         tokens_expected=expected,
         tokens_right=right,
-        bytes=vocabulary.num_bytes(counted),
+        bytes=corpus.num_bytes(split, limit) if scored is None else vocabulary.num_bytes(counted),
+        words=None if partial else corpus.num_words(split),
         nats_total=total,
-        partial=counted.size < expected,
+        partial=partial,
         seconds=time.perf_counter() - began,
         step=step,
         weights=weights,

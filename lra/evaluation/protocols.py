@@ -15,10 +15,10 @@ from lra.models import Decoder
 class Protocol(abc.ABC):
     """Cuts a split into rows of consecutive tokens and reads B rows at a time, segment by segment.
 
-    Every token that the corpus scores is a target once, with the token before it as its input (the vocabulary's start id for the very first).
-    Memory, if the model has one, starts empty in each row and is carried along it. All batches have one shape: what is
-    missing at the tails of rows, and the rows missing in the last group, are padding of weight 0. Rows never meet, so
-    that scores don't depend on B.
+    Every token that the corpus scores is a target once, with the token before it as its input (the vocabulary's start
+    id for the very first). Memory, if the model has one, starts empty in each row and is carried along it. All batches
+    have one shape: what is missing at the tails of rows, and the rows missing in the last group, are padding of weight
+    0. Rows never meet, so that scores don't depend on B.
 
     Attributes:
         name: what `describe` begins with.

@@ -24,6 +24,8 @@ class Report:
         tokens_expected: targets of the split.
         tokens_right: scored targets that were the likeliest token.
         bytes: bytes of original text that the scored tokens stand for.
+        words: what perplexity per word divides the nats by, in the corpus' convention; None where it has none, and for
+            a part of a split.
         nats_total: negative log-likelihood of all scored tokens.
         partial: whether only the first tokens of the split were scored.
         seconds: wall-clock time, compilation included.
@@ -50,6 +52,7 @@ class Report:
     nats_total: float
     partial: bool
     seconds: float
+    words: int | None = None
     step: int | None = None
     weights: str = "last"
     causality: Literal["strict", "selection"] = "strict"
@@ -82,10 +85,12 @@ class Report:
     @property
     def perplexity(self) -> float:
         """Perplexity per token; infinite above the largest float."""
-        try:
-            return math.exp(self.nats_per_token)
-        except OverflowError:
-            return math.inf
+        return _exp(self.nats_per_token)
+
+    @property
+    def perplexity_per_word(self) -> float | None:
+        """Perplexity per word, whatever the tokens are; None without words."""
+        return None if self.words is None else _exp(self.nats_total / self.words)
 
     @property
     def tokens_per_second(self) -> float:
@@ -94,7 +99,9 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields and what derives from them, for JSON; None for numbers that JSON cannot hold."""
-        units = ("nats_per_token", "bits_per_byte", "perplexity", "accuracy", "tokens_per_second")
+        units = (
+            "nats_per_token", "bits_per_byte", "perplexity", "perplexity_per_word", "accuracy", "tokens_per_second",
+        )  # fmt: skip
         derived = {name: getattr(self, name) for name in units}
         values = dataclasses.asdict(self) | derived
         return {
@@ -107,6 +114,7 @@ class Report:
         part = " (partial)" if self.partial else ""
         step = "" if self.step is None else f" at step {self.step:,}"
         table = Table(title=f"{self.corpus} {self.split}{step}{part}", show_header=False, title_justify="left")
+        per_word = self.perplexity_per_word
         table.add_column(style="bold")
         table.add_column()
         for name, value in (
@@ -115,7 +123,9 @@ class Report:
             ("perplexity per token", f"{self.perplexity:,.4f}"),
             ("accuracy", f"{self.accuracy:.2%}"),
             ("tokens scored", f"{self.tokens_scored:,} of {self.tokens_expected:,}{part}"),
+            ("perplexity per word", None if per_word is None else f"{per_word:,.4f}"),
             ("bytes", f"{self.bytes:,}"),
+            ("words", None if self.words is None else f"{self.words:,}"),
             ("weights", self.weights),
             *([("causality", _SELECTION)] if self.causality == "selection" else []),
             ("protocol", self.protocol),
@@ -124,5 +134,13 @@ class Report:
             ("corpus", self.corpus_description),
             ("time", f"{self.seconds:,.1f} s, {self.tokens_per_second:,.0f} tokens a second"),
         ):
-            table.add_row(name, value)
+            if value is not None:
+                table.add_row(name, value)
         return table
+
+
+def _exp(value: float) -> float:
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf

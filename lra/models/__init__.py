@@ -9,9 +9,10 @@ from lra.models.embeddings import (
     SinusoidalPositions,
 )
 from lra.models.feed_forward import FeedForward
+from lra.models.layer import Layer
 from lra.models.output import Softmax
 from lra.models.reversible import Reversible
-from lra.models.stack import Layer, Layers, Stack, StackOutput
+from lra.models.stack import Layers, Stack, StackOutput
 
 __all__ = [
     "AxialPositions",

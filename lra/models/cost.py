@@ -18,12 +18,13 @@ from rich.table import Table
 
 from lra.attention import core, dense
 from lra.attention.core import Rule
-from lra.attention.pattern import Attended, Buffer, Pattern, Promise
+from lra.attention.pattern import Attended, Buffer, Pattern
+from lra.attention.promise import Promise
 from lra.attention.sliding_window import WindowRule
 from lra.attention.visibility import Array, Visibility
 from lra.errors import UserError
 from lra.models.decoder import Decoder
-from lra.models.stack import Layer
+from lra.models.layer import Layer
 from lra.models.traced import flops, kept
 
 LONGEST = 1 << 16
@@ -352,8 +353,9 @@ def _no_pattern(model: Decoder, r: int) -> None:
 
 
 def _no_attention(model: Any) -> None:
+    """What memory computes beside its slots' keys and values goes with the projections."""
     for layer in model.stack.layers:
-        layer.attention = _NoAttention()
+        layer.attention, layer.memory = _NoAttention(), None
 
 
 def _no_feed_forward(model: Any) -> None:

@@ -19,8 +19,9 @@ from lra.attention.terms import TermModule
 from lra.attention.visibility import Array, Visibility
 from lra.models.embeddings import PositionEmbedding
 from lra.models.feed_forward import FeedForward
+from lra.models.layer import Layer
 from lra.models.output import Softmax
-from lra.models.stack import Layer, Layers, Stack, StackOutput
+from lra.models.stack import Layers, Stack, StackOutput
 
 _EMBEDDING = 1 << 20  # number of the embedding's random key; layers have theirs from 0
 _TERMS = 1 << 21  # number of the first term's

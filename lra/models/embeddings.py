@@ -73,7 +73,7 @@ class GridPositions(PositionEmbedding):
 
 
 class AxialPositions(PositionEmbedding):
-    """Points of a grid with a learned vector a coordinate, side by side (Kitaev et al. 2020, arXiv:2001.04451, section 4).
+    """Points of a grid with a learned vector a coordinate, side by side (Kitaev et al. 2020, arXiv:2001.04451).
 
     `GridPositions` sums vectors of the model's width instead. A row of any length up to the number of points goes.
 

@@ -32,8 +32,9 @@ class FeedForward(nnx.Module):
         dropout: share of hidden units dropped in training.
         bias: whether the projections have biases.
         kernel: name of the initialiser.
-        chunk: positions computed at a time, for memory that does not grow with hidden units times T (Kitaev et al. 2020,
-            arXiv:2001.04451, section 3); None for all at once, with the same result. Each chunk draws its own dropout.
+        chunk: positions computed at a time, for memory that does not grow with hidden units times T (Kitaev et al.
+            2020, arXiv:2001.04451, section 3); None for all at once, with the same result. Each chunk draws its own
+            dropout.
         width: C, from the model.
         output_scale: factor of the initial values of the second projection, from the model.
         compute_dtype: of the projections, from the model; None for the parameters' own.

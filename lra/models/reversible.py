@@ -1,4 +1,4 @@
-"""Reversible layers (Gomez et al. 2017, arXiv:1707.04585; in a Transformer: Kitaev et al. 2020, arXiv:2001.04451, section 3).
+"""Reversible layers (Gomez et al. 2017, arXiv:1707.04585; in a Transformer: Kitaev et al. 2020, arXiv:2001.04451).
 
 Two residual streams, from which each layer's inputs can be computed again: memory does not grow with depth.
 """
@@ -17,7 +17,8 @@ from jax import custom_derivatives
 
 from lra.attention.core import Terms
 from lra.attention.visibility import Array, Visibility
-from lra.models.stack import REMAT, Effects, Layer, Layers, StackOutput, in_turns, scope_of
+from lra.models.layer import Effects, Layer
+from lra.models.stack import REMAT, Layers, StackOutput, in_turns, scope_of
 from lra.models.traced import kept
 
 
@@ -29,8 +30,8 @@ class Reversible(Layers):
 
     The backward pass computes X2 = Y2 - FeedForward(Norm(Y1)) and X1 = Y1 - Attention(Norm(X2)), layer by layer, with
     the random keys and the selections (see `Attended`) of the forward pass; nothing else is kept of a layer. In float32
-    inputs come back with a relative error of about 1e-7 a layer. It is always a scan: forward mode and second
-    derivatives are not there.
+    inputs come back with a relative error of 1e-6 after 12 layers. There are neither forward mode nor second
+    derivatives.
 
     Args:
         dropout: share of what is added to a stream dropped in training.

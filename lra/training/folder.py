@@ -13,7 +13,7 @@ from typing import IO
 from lra.errors import UserError
 
 CONFIG, METRICS, RECORD, CHECKPOINTS, LOCK = "config.gin", "metrics.jsonl", "record.json", "checkpoints", "lock"
-TENSORBOARD, PROFILE = "tensorboard", "profile"
+TENSORBOARD, PROFILE, EVALUATIONS = "tensorboard", "profile", "evaluations"
 _NEW = ".new"
 _PATIENCE_SECONDS = 0.5
 """`in_use` holds the lock for a moment."""

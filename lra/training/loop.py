@@ -28,8 +28,8 @@ from lra.training.interruption import Interruption
 from lra.training.metrics import MetricsFile
 from lra.training.profile import Profile
 from lra.training.progress import Progress
-from lra.training.record import recorded
-from lra.training.resume import identity, pass_over, resume, select
+from lra.training.record import read, recorded
+from lra.training.resume import check_vocabulary, identity, pass_over, resume, select
 from lra.training.state import TrainState
 from lra.training.step import make_step
 from lra.training.tensorboard import TensorBoard
@@ -148,12 +148,14 @@ def load_model(
         console: where damaged checkpoints are named; None for stderr.
 
     Returns:
-        The model, the step, and the data item: "iterator" (position), "corpus" (name), "description", "digest".
+        The model, the step, and the data item: "iterator" (position), "corpus" (name), "description", "digest",
+        "tokenisation".
 
     Raises:
-        UserError: there is no such checkpoint, it is damaged or of another model, or the run
-            keeps no average.
+        UserError: there is no such checkpoint, it is damaged or of another model or vocabulary, or the run keeps no
+            average.
     """
+    check_vocabulary(experiment.corpus, read(workdir).get("corpus", {}), workdir)  # else another model would be blamed
     with Checkpoints(workdir / folder.CHECKPOINTS) as checkpoints:
         name = "average" if weights == "ema" else "parameters"
         abstract = experiment.abstract_state
@@ -161,7 +163,9 @@ def load_model(
             experiment.averaged(abstract)
         wanted = {name: getattr(abstract, name), "buffers": abstract.buffers}
         step, values = select(checkpoints, workdir, wanted, checkpoint, console or Console(stderr=True))
-        return nnx.merge(experiment.graph, values[name], values["buffers"]), step, checkpoints.data(step)
+        data = checkpoints.data(step)
+        check_vocabulary(experiment.corpus, data, workdir)
+        return nnx.merge(experiment.graph, values[name], values["buffers"]), step, data
 
 
 @dataclasses.dataclass(frozen=True)

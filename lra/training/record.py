@@ -110,13 +110,16 @@ class Summary:
 
 def summaries(root: Path) -> list[Summary]:
     """The runs in a folder and below, by name."""
-    found = []
+    return [_summary(path) for path in runs(root)]
+
+
+def runs(root: Path) -> Iterator[Path]:
+    """The folders of the runs in a folder and below, by name."""
     for path, folders, files in os.walk(root):
         folders.sort()
         if folder.CONFIG in files:
             folders.clear()  # a run holds no runs, but many files
-            found.append(_summary(Path(path)))
-    return found
+            yield Path(path)
 
 
 def _summary(workdir: Path) -> Summary:

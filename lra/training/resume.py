@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ def resume(
     if whole is None:
         return 0, experiment.initial()[1]
     data = checkpoints.data(whole.step)
-    _check_corpus(experiment.corpus, data, workdir)
+    check_corpus(experiment.corpus, data, workdir)
     batches.set_state(data["iterator"])
     pass_over(checkpoints, whole, _saying(console))
     return whole.step, whole.state
@@ -74,15 +74,36 @@ def select(checkpoints: Checkpoints, workdir: Path, abstract: Any, which: str, c
 
 def identity(corpus: Corpus) -> dict[str, str]:
     """What a checkpoint and the record say of the corpus."""
-    return {"corpus": corpus.name, "description": corpus.description, "digest": corpus.digest}
+    return {
+        "corpus": corpus.name,
+        "description": corpus.description,
+        "digest": corpus.digest,
+        "tokenisation": _tokenisation(corpus),
+    }
 
 
-def _check_corpus(corpus: Corpus, data: dict[str, Any], workdir: Path) -> None:
+def check_vocabulary(corpus: Corpus, known: Mapping[str, Any], workdir: Path) -> None:
+    """Raises `UserError` where `known`, an `identity` or nothing, says that a run reads text as other tokens."""
+    now = _tokenisation(corpus)
+    if known.get("tokenisation", now) != now:
+        raise UserError(
+            f"{workdir} reads text as {known['tokenisation']}, but the corpus is now read as {now}: "
+            "restore the former vocabulary"
+        )
+
+
+def check_corpus(corpus: Corpus, data: Mapping[str, Any], workdir: Path) -> None:
+    """Raises `UserError` where `data`, which holds an `identity`, is of another text or vocabulary."""
+    check_vocabulary(corpus, data, workdir)
     if (data["corpus"], data["digest"]) != (corpus.name, corpus.digest):
         raise UserError(
             f"{workdir} was trained on {data['description']}, but the corpus is now {corpus.description}: "
             "restore the former text or choose another folder"
         )
+
+
+def _tokenisation(corpus: Corpus) -> str:
+    return f"{corpus.vocabulary.description[:-1]}, digest {corpus.vocabulary.digest})"
 
 
 def _name_damaged(whole: Whole, say: Callable[[str], None]) -> None:

@@ -72,7 +72,8 @@ def make_step(
     """Makes the training step.
 
     The loss is sum(nats * weights) / sum(weights), 0 without weights, plus the auxiliary losses. Padding
-    (`Batch.valid`) is invisible; other targets of weight 0 are read and not learnt. Rows that begin anew (`batch.reset`) start from an empty memory.
+    (`Batch.valid`) is invisible; other targets of weight 0 are read and not learnt. Rows that begin anew
+    (`batch.reset`) start from an empty memory.
 
     Micro-batches are consecutive rows. Their gradients add up to those of the whole batch, since each is divided by the
     weights of all; auxiliary losses, metrics and new buffer values are averaged by weight (the last micro-batch's for

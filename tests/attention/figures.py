@@ -9,6 +9,7 @@ import functools
 import numpy as np
 
 from tests.attention.hashed import reads
+from tests.attention.routed import in_one_cluster, newest
 
 EVERY_FOURTH = [-16, -12, -8, -4, 0, 4, 8, 12, 16]
 EVERY_THIRD = [-15, -12, -9, -6, -3, 0, 3, 6, 9, 12, 15]
@@ -60,6 +61,16 @@ def hashed(causal, chunk, sets, selection, queries):
     return reads(np.asarray(selection), chunk, sets, causal, queries)[0] > 0
 
 
+def routed(causal, selection, queries):
+    """Who reads whom in clusters of these members."""
+    return in_one_cluster(selection, causal, queries)
+
+
+def newest_of_label(window, selection, queries):
+    """Who reads whom of tokens with these labels [1, S, H, rounds]."""
+    return newest(np.asarray(selection), window, queries)[0]
+
+
 FIGURES = {
     ("full", 0, "causal"): same(before),
     ("full", 0, "bidirectional"): same(everything),
@@ -107,6 +118,13 @@ FIGURES = {
     ("lsh", 0, "bidirectional"): functools.partial(hashed, False, 4, "paper"),
     ("lsh", 1, "causal"): functools.partial(hashed, True, 3, "released"),
     ("lsh", 1, "bidirectional"): functools.partial(hashed, False, 3, "released"),
+    ("routing", 0, "causal"): functools.partial(routed, True),
+    ("routing", 0, "bidirectional"): functools.partial(routed, False),
+    ("routing", 1, "causal"): functools.partial(routed, True),
+    ("routing", 1, "bidirectional"): functools.partial(routed, False),
+    ("routing_strict", 0, "causal"): functools.partial(newest_of_label, 4),
+    ("lsh_strict", 0, "causal"): functools.partial(newest_of_label, 3),
+    ("lsh_strict", 1, "causal"): functools.partial(newest_of_label, 5),
     # Spans of 1.17, 0 and 7.47 tokens and a ramp of 4 reach 6, 4 and 9 keys (at most 9), the own one excluded.
     ("adaptive_span", 0, "causal"): [lambda p, n, r=r: {p - 1 - d for d in range(r)} for r in (6, 4, 9)],
     ("adaptive_span", 0, "bidirectional"): [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lra.attention import ALiBi, Full, Recurrence, Rotary, SlidingWindow
+from lra.attention import ALiBi, Full, Recurrence, Rotary, SlidingWindow, XLRelative
 from lra.models import Decoder, Stack
 from tests.attention import oracle
 
@@ -77,7 +77,8 @@ def test_what_is_held_after_each_segment(length, size, want):
 
 
 @pytest.mark.parametrize(
-    ("window", "term", "norm"), [(None, Rotary, "pre"), (None, ALiBi, "post"), (5, ALiBi, "pre"), (5, Rotary, "post")]
+    ("window", "term", "norm"),
+    [(None, Rotary, "pre"), (None, XLRelative, "post"), (5, ALiBi, "pre"), (5, Rotary, "post")],
 )
 def test_segments_with_enough_memory_equal_one_pass(window, term, norm, rng):
     pattern = Full if window is None else functools.partial(SlidingWindow, window=window)
@@ -168,6 +169,22 @@ def test_evaluation_has_its_own_length(rng):
     got, _ = segments(model, tokens, 3, model.initial_memory(2, False))
     assert oracle.error(got, segments(make(length=7), tokens, 3)[0]) < 1e-6
     assert oracle.error(got, segments(model, tokens, 3)[0]) > 1e-2
+
+
+def test_zeros_at_the_start_are_read(rng):
+    """As released in TensorFlow: a memory of zeros counts as filled, also after a reset."""
+    model, tokens = make(terms=(ALiBi,), norm="post", length=5, start="zeros"), draw(rng, 2, 4)
+    start = model.initial_memory(2, True)
+    assert start[0].valid.all()
+    assert not start[0].hidden.any()
+    want, memory = forward(model, tokens, start)
+    assert oracle.error(want, forward(make(terms=(ALiBi,), norm="post"), tokens)[0]) > 1e-2
+    rows = jnp.asarray([False, True])
+    got = forward(model, tokens, model.reset_memory(memory, rows))[0]
+    assert oracle.error(got[1], want[1]) < 1e-6
+    assert oracle.error(got[0], want[0]) > 1e-2
+    with pytest.raises(ValueError, match=r"Recurrence\.start needs to be 'empty' or 'zeros', got 'random'"):
+        recurrence(length=2, start="random")
 
 
 def test_a_memory_of_no_slots_stays_empty():

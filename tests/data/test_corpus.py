@@ -1,29 +1,27 @@
-import functools
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow_datasets as tfds
 
 import lra.data
-from lra.data import SPLITS, Bytes, Corpus, records
-from lra.data.corpus import data_dir
+from lra.data import SPLITS, SourceCorpus, records, store
+from lra.data.store import data_dir
 from lra.errors import UserError
 
 
-class Toy(Corpus):
+class Toy(SourceCorpus):
     """Documents whose lengths and contents tell them apart; one is empty."""
 
     name = "toy"
     description = "toy (of this test)"
 
     def __init__(self, count: int = 23) -> None:
-        self.vocabulary = Bytes()
         self.count = count
 
     def documents(self, split: str) -> Iterator[tuple[str, bytes]]:
@@ -43,18 +41,17 @@ def test_tokens_are_the_documents_in_order(prepared_root: Path) -> None:
         assert tokens.dtype == np.uint8
         assert tokens.tobytes() == corpus.text(split)
         assert corpus.num_bytes(split) == len(corpus.text(split))
-        assert list(records.read(corpus.folder, split)) == [text for _, text in corpus.documents(split)]
-    assert [path.name for path in prepared_root.iterdir()] == [f"toy-bytes-{corpus.digest}"]
+        assert list(records.read(corpus.folder / "text", split)) == [text for _, text in corpus.documents(split)]
+    assert [path.name for path in prepared_root.iterdir()] == [f"toy-{corpus.digest}"]
     assert len(corpus.digest) == 16
     assert set(corpus.digest) <= set("0123456789abcdef")
 
 
 def test_order_is_kept_over_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    sharded = functools.partial(tfds.download.DownloadConfig, num_shards=3)
-    monkeypatch.setattr(tfds.download, "DownloadConfig", sharded)
+    monkeypatch.setattr(records, "SHARD_DOCUMENTS", 2)
     corpus = Toy()
     assert corpus.tokens("train").tobytes() == corpus.text("train")
-    assert len(list(corpus.folder.rglob("*train.array_record*"))) == 3
+    assert len(list(corpus.folder.rglob("*train.array_record*"))) == 12  # of more than one digit
 
 
 def test_preparation_is_silent_and_leaves_no_other_file(
@@ -95,30 +92,34 @@ def test_digest_sees_where_splits_end() -> None:
 
 
 def test_interrupted_preparation_leaves_nothing(prepared_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(path: Path, tokens: np.ndarray) -> None:
-        assert not Toy().prepared
+    def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(np, "save", interrupted)
+        patch.setattr(records, "read", interrupted)
         with pytest.raises(KeyboardInterrupt):
             Toy().prepare()
     assert not Toy().prepared
     assert list(prepared_root.iterdir()) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write_tokens", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Toy().tokens("train")
+    assert list((Toy().folder / "tokens").iterdir()) == []
     assert Toy().tokens("train").tobytes() == Toy().text("train")
 
 
 def test_second_of_two_processes_uses_the_work_of_the_first(
     prepared_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = Toy._write
+    write = store.write_text
 
-    def overtaken(self: Toy, folder: Path) -> None:
-        write(self, folder)
-        shutil.copytree(folder, self.folder)
-        (self.folder / "first").touch()
+    def overtaken(folder: Path, *arguments: Any, **options: Any) -> None:
+        write(folder, *arguments, **options)
+        shutil.copytree(folder, Toy().folder)
+        (Toy().folder / "first").touch()
 
-    monkeypatch.setattr(Toy, "_write", overtaken)
+    monkeypatch.setattr(store, "write_text", overtaken)
     Toy().prepare()
     assert (Toy().folder / "first").exists()
     assert list(prepared_root.iterdir()) == [Toy().folder]

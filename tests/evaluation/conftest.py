@@ -18,6 +18,10 @@ SIZE = 11
 class Vocabulary:
     name, size, start = "toy", SIZE, 3
 
+    @property
+    def description(self) -> str:
+        return f"toy ({self.size} ids)"
+
     def num_bytes(self, tokens: np.ndarray) -> int:
         """Id n stands for n + 1 bytes."""
         return int(np.sum(tokens, dtype=np.int64)) + int(tokens.size)
@@ -36,8 +40,11 @@ class Corpus:
     def scored(self, split: str) -> None:
         return None
 
-    def num_bytes(self, split: str) -> int:
-        return self.vocabulary.num_bytes(self.tokens(split))
+    def num_bytes(self, split: str, limit: int | None = None) -> int:
+        return self.vocabulary.num_bytes(self.tokens(split)[:limit])
+
+    def num_words(self, split: str) -> int | None:
+        return 53
 
 
 @pytest.fixture
@@ -57,12 +64,11 @@ def _model(memory: int | None, kind: type[Decoder], options: tuple[tuple[str, An
         num_layers=2,
         width=8,
         num_heads=2,
-        pattern=Full,
         memory=None if memory is None else functools.partial(Recurrence, length=2, evaluation_length=memory),
         stack=functools.partial(Stack, scan=True),  # compiles one layer
         vocabulary_size=SIZE,
         rngs=nnx.Rngs(0),
-        **dict(options),
+        **{"pattern": Full, **dict(options)},
     )
     # Wider parameters than those at the start, so that a token's context matters to its score.
     graph, state = nnx.split(model)

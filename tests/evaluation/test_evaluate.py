@@ -1,6 +1,7 @@
 """The evaluation core against plain loops, and what a score may not depend on."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from lra.attention import Strided
 from lra.data import Batch
 from lra.errors import UserError
 from lra.evaluation import Block, Carried, Protocol, Report, evaluate
@@ -111,6 +113,34 @@ def test_memory_length_is_the_models_unless_given(make_model: Make, corpus: Any)
     assert given.nats_total == own.nats_total
     assert given.context == own.context
     assert abs(nats(long, corpus, Carried(streams=2, segment=7)) - own.nats_total) > 0.1
+
+
+def test_attention_length_makes_all_tokens_read_as_far(make_model: Make, corpus: Any) -> None:
+    """Whatever the segment; without it, a token reads all of the memory and its segment so far."""
+    model = make_model(memory=7)
+    nats = {
+        (segment, length): evaluate(
+            model, corpus, "test", Carried(streams=1, segment=segment, attention_length=length)
+        ).nats_total
+        for segment in (4, 9)
+        for length in (3, 7, None)
+    }
+    for length in (3, 7):
+        assert nats[4, length] == pytest.approx(nats[9, length], rel=1e-5)
+    assert nats[4, None] != pytest.approx(nats[9, None], rel=1e-5)
+    assert nats[4, 3] != pytest.approx(nats[4, 7], rel=1e-4)
+    protocol = Carried(streams=1, segment=4, attention_length=3, clamp_length=2)
+    assert protocol.describe().endswith("batch size 1, attention length 3, clamp length 2")
+
+
+def test_what_the_model_cannot_be_evaluated_with(make_model: Make, corpus: Any) -> None:
+    strided = make_model(memory=7, pattern=functools.partial(Strided, stride=3))
+    for model, options, message in (
+        (make_model(memory=7), {"clamp_length": 2}, "no term of the model has such a bound"),
+        (strided, {"attention_length": 2}, "Strided cannot be limited to the last 2 keys"),
+    ):
+        with pytest.raises(UserError, match=message):
+            evaluate(model, corpus, "test", Carried(streams=1, segment=4, **options))
 
 
 def test_memory_starts_empty_in_each_window(make_model: Make, corpus: Any) -> None:
@@ -220,6 +250,7 @@ def test_the_report_says_what_was_scored(make_model: Make, corpus: Any) -> None:
     assert isinstance(report, Report)
     assert (report.tokens_scored, report.tokens_expected, report.partial) == (101, 101, False)
     assert report.bytes == corpus.num_bytes("test")
+    assert report.words == 53
     assert (report.corpus, report.corpus_description, report.split) == ("toy", "toy, digest 0123", "test")
     assert (report.tokenisation, report.protocol) == ("toy (11 ids)", "block, segment 7, batch size 16")
     assert "id 3 stands before the first token" in report.context
@@ -233,6 +264,7 @@ def test_a_limit_scores_the_first_tokens(make_model: Make, make_corpus: Any, cor
     assert (report.tokens_scored, report.tokens_expected, report.partial) == (31, 101, True)
     assert report.nats_total == nats(make_model(), head, protocol)
     assert report.bytes == head.num_bytes("test") < corpus.num_bytes("test")
+    assert report.words is None
     assert not evaluate(make_model(), corpus, "test", protocol, limit=101).partial
     assert evaluate(make_model(), corpus, "test", protocol, limit=1_000).tokens_scored == 101
 
@@ -312,6 +344,6 @@ def test_tokens_that_are_not_scored_are_read(make_model: Make, make_corpus: Any,
     part = evaluate(model, corpus, "test", Block(segment=7, batch_size=2), limit=11)
     assert (part.tokens_scored, part.tokens_expected, part.partial) == (scored[:11].sum(), scored.sum(), True)
     first = int(np.argmax(scored))
+    corpus.scored = lambda split: scored & (np.arange(21) > first)
     with pytest.raises(UserError, match=r"none of the first .* tokens of toy test is scored: raise the limit"):
-        corpus.scored = lambda split: scored & (np.arange(21) > first)
         evaluate(model, corpus, "test", Block(segment=7), limit=first + 1)

@@ -26,6 +26,8 @@ def test_known_units() -> None:
     assert known.bits_per_byte == pytest.approx(1.2022, abs=5e-5)
     assert known.perplexity == pytest.approx(12.182, abs=5e-4)
     assert known.tokens_per_second == 5
+    assert known.perplexity_per_word is None
+    assert report(words=25).perplexity_per_word == pytest.approx(54.598, abs=5e-4)
     assert known.accuracy == 0.25
 
 
@@ -59,6 +61,7 @@ def test_as_dict_is_json() -> None:
         "tokens_expected": 40, "tokens_right": 10, "bytes": 120, "nats_total": 100.0, "partial": False, "seconds": 8.0,
         "step": 19, "accuracy": 0.25, "nats_per_token": 2.5, "bits_per_byte": 100 / math.log(2) / 120,
         "perplexity": math.exp(2.5), "tokens_per_second": 5.0, "weights": "last", "causality": "strict",
+        "words": None, "perplexity_per_word": None,
     }  # fmt: skip
 
 
@@ -81,8 +84,9 @@ def test_a_perplexity_beyond_floats() -> None:
 def test_the_table_shows_the_protocol_and_the_counts(partial: bool) -> None:
     console = Console(width=100)
     with console.capture() as capture:
-        console.print(report(tokens_expected=4_000 if partial else 40, partial=partial).table())
+        console.print(report(tokens_expected=4_000 if partial else 40, partial=partial, words=25).table())
     text = capture.get()
+    assert "54.5982" in text
     for shown in (
         "1.2022",
         "2.5000",

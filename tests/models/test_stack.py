@@ -10,7 +10,8 @@ from flax import nnx
 
 from lra.attention import ALiBi, Attended, Attention, Full, Heads, Pattern, Recurrence, Site, SlidingWindow, full
 from lra.attention.full import FullRule
-from lra.attention.pattern import Buffer, Promise
+from lra.attention.pattern import Buffer
+from lra.attention.promise import Promise
 from lra.models import Decoder, FeedForward, Layer, Stack
 from tests.attention import oracle
 

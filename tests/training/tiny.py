@@ -33,8 +33,11 @@ class Corpus:
     def scored(self, split: str) -> None:
         return None
 
-    def num_bytes(self, split: str) -> int:
-        return self._splits[split].size
+    def num_bytes(self, split: str, limit: int | None = None) -> int:
+        return self._splits[split][:limit].size
+
+    def num_words(self, split: str) -> None:
+        return None
 
 
 def model(*, pattern=Full, memory: bool = True, dropout: float = 0.1, **options):

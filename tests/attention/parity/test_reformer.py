@@ -7,58 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lra.attention import Visibility, block_local, core, hashing, lsh
-from lra.attention.lsh import SharedRule, unit
-from lra.attention.sorted_chunks import arranged, combined, earlier, sort
+from lra.attention import Visibility, block_local, hashing, lsh
 from tests.attention.parity.fixtures import close, close_gradient, gradients, load
+from tests.attention.parity.reformer import released
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-
-def wrapped(buckets, rank, chunk, within):
-    """How often queries in the first chunk of a round read keys in the last one of the round before: [B, H, S, S].
-
-    With one bucket only there is nothing: rounds number their buckets apart.
-    """
-    rounds, chunks = rank.shape[2], -(-rank.shape[3] // chunk)
-    times = 0
-    for r in range(rounds if within is None else 0):
-        first, last = rank[:, :, r] // chunk == 0, rank[:, :, r - 1] // chunk == chunks - 1
-        times = times + (first[..., :, None] & last[..., None, :]).astype(int)
-    return times
-
-
-def released(q, v, buckets, *, chunk, causal, scale, within=None, once=False, visibility=None):
-    """What the programs do: `lsh` from its parts, and the keys that the first chunks read besides."""
-    visibility, k = visibility or Visibility(), unit(q)
-    rule = SharedRule(causal, ("own",), earlier(buckets.shape[-1]) if once else ())
-    grid, index, place = arranged(q, k, v, buckets, visibility, chunk=chunk, within=within, once=once)
-    part = combined(core.attend(grid, rule=rule, scale=scale), index, place)
-    with jax.ensure_compile_time_eval():  # buckets and visibility are constants of the compiled function
-        rank = np.asarray(sort(buckets, visibility)[1])
-    times = wrapped(buckets, rank, chunk, within)
-    if once:
-        chunks = rank // chunk  # [B, H, rounds, S]
-        back = chunks[..., :, None] - chunks[..., None, :]
-        counted = ((back == 0) | (back == 1)).sum(2)  # the round before is not looked through: 0 counts as 1e-9
-        times = times / np.where(counted > 0, counted, 1e-9)
-    index = np.arange(q.shape[1])
-    times = times * (index < index[:, None] if causal else index != index[:, None])
-    if visibility.k_valid is not None:
-        times = times * np.asarray(visibility.k_valid)[:, None, None]
-    s = jnp.einsum("bthd,bshd->bhts", q, k, precision="highest") * scale
-    floor = core.empty(s.dtype)
-    s = jnp.where(times > 0, s + np.log(np.where(times > 0, times, 1)).astype(np.float32), floor)
-    top = jnp.max(s, -1, keepdims=True)
-    weights = jnp.where(times > 0, jnp.exp(s - jnp.maximum(top, floor / 2)), 0)
-    total = weights.sum(-1)
-    safe = jnp.where(total > 0, total, 1)
-    more = core.Partial(
-        jnp.einsum("bhts,bshe->bthe", weights / safe[..., None], v, precision="highest"),
-        jnp.where(total > 0, top[..., 0] + jnp.log(safe), floor).swapaxes(1, 2),
-    )
-    both = core.union(part, more)
-    return jnp.where((both.logsumexp == floor)[..., None], v, both.out)
 
 
 LUCIDRAINS = {  # one bucket only, no key twice

@@ -1,6 +1,6 @@
 """HuggingFace Reformer, the language model: reversible layers, axial positions, chunked feed-forward, both streams out.
 
-Attention to buckets stands here densely, by the program's own rule; `lsh` has a test of its own.
+Attention to buckets is `lsh` and what the program reads besides (`released`).
 """
 
 import functools
@@ -12,18 +12,19 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lra.attention import BlockLocal, Pattern, Promise
+from lra.attention import BlockLocal, Pattern, Promise, hashing
 from lra.attention.full import FullRule
 from lra.attention.pattern import Attended
 from lra.models import AxialPositions, Decoder, FeedForward, Reversible, Softmax, parameters
 from tests.attention.parity.fixtures import close, close_gradient, load
+from tests.attention.parity.reformer import released
 
 LENGTH, CHUNK, BUCKETS, EPSILON = 64, 8, 8, 1e-12
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 class Released(Pattern):
-    """Chunks of all rounds in one row, which wraps around; everything in two chunks is read, as often as it is there."""
+    """Chunks of all rounds in one row, which wraps; everything in two chunks is read, as often as it is there."""
 
     projections = "shared_qk"
     promise = Promise(causal="selection")
@@ -37,33 +38,16 @@ class Released(Pattern):
         return ({},)
 
     def select(self, q, k, *, visibility=None, key=None, train=False):
-        rotated = jnp.einsum("bshd,hdrn->bhrsn", q, load("reformer_lm")["inputs/random_rotations"])
-        return jnp.argmax(jnp.concatenate([rotated, -rotated], axis=-1), axis=-1).astype(jnp.int32)  # [B, H, R, S]
+        return hashing.hashes(k, jnp.asarray(load("reformer_lm")["inputs/random_rotations"]), BUCKETS)
 
     def __call__(self, q, k, v, *, selection=None, **_):
-        length, rounds = q.shape[1], selection.shape[2]
-        place = np.arange(length, dtype=np.int32)
-        number = jnp.arange(rounds, dtype=jnp.int32)[:, None] * BUCKETS + selection
-        order = jnp.argsort((number * length + place).reshape(*selection.shape[:2], -1), axis=-1)
-        chunk = jnp.argsort(order, axis=-1) // CHUNK  # [B, H, R S]
-        back = (chunk[..., :, None] - chunk[..., None, :]) % (rounds * length // CHUNK)
-        q, k, v = (jnp.tile(x, (1, rounds, 1, 1)) for x in (q, k, v))
-        unit = k * jax.lax.rsqrt(jnp.mean(k**2, axis=-1, keepdims=True) + 1e-6) * k.shape[-1] ** -0.5
-        scores = jnp.einsum("bthd,bshd->bhts", q, unit)
-        place = np.tile(place, rounds)
-        scores = jnp.where(place <= place[:, None], scores, -1e9)
-        scores = jnp.where(place == place[:, None], -1e5, scores)
-        scores = jnp.where(back <= 1, scores, -jnp.inf)
-        logsumexp = jax.nn.logsumexp(scores, axis=-1)
-        out = jnp.einsum("bhts,bshd->bhtd", jnp.exp(scores - logsumexp[..., None]), v)
-        share = jax.nn.softmax(logsumexp.reshape(*chunk.shape[:2], rounds, length), axis=2)
-        out = out.reshape(*share.shape, -1)
-        return Attended(jnp.einsum("bhrt,bhrtd->bthd", share, out))
+        return Attended(released(q, v, selection, chunk=CHUNK, causal=True, scale=q.shape[-1] ** -0.5))
 
 
 def make():
+    local = functools.partial(BlockLocal, block=CHUNK, look_back=1)
     model = Decoder(
-        num_layers=4, width=16, num_heads=2, pattern=(functools.partial(BlockLocal, block=CHUNK, look_back=1), Released),
+        num_layers=4, width=16, num_heads=2, pattern=(local, Released),
         feed_forward=functools.partial(FeedForward, hidden=32, activation="relu", chunk=16), stack=Reversible,
         position=functools.partial(AxialPositions, shape=(8, 8), widths=(4, 12)),
         head=functools.partial(Softmax, tied=False, bias=True), vocabulary_size=32, rngs=nnx.Rngs(0),
@@ -82,7 +66,8 @@ LAYER = {
 }  # fmt: skip
 OTHERS = {
     "embedding.embedding": "word_embeddings.weight", "stack.final_norm.scale": "layer_norm.weight",
-    "stack.final_norm.bias": "layer_norm.bias", "head.bias": "lm_head.bias", "head.projection": "lm_head.decoder.weight",
+    "stack.final_norm.bias": "layer_norm.bias", "head.bias": "lm_head.bias",
+    "head.projection": "lm_head.decoder.weight",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""kimiyoung/transformer-xl, PyTorch half: whole models over segments, memory carried, and the last segment's gradients."""
+"""kimiyoung/transformer-xl, PyTorch half: whole models over segments, and the last segment's gradients."""
 
 import functools
 
