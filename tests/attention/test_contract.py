@@ -172,7 +172,7 @@ def test_segments_after_memory_equal_one_pass(name, example, rng):
     assert oracle.error(np.concatenate(parts, axis=1), attend(a.q, a.k, a.v)) < 1e-6
 
 
-@each_pattern
+@first_else_slow
 @pytest.mark.parametrize("side", ["queries", "keys", "both"])
 def test_rows_that_read_nothing_are_zero_and_pass_no_gradient(name, example, side, rng):
     pattern, a = plain(name, example, rng, length=17)
@@ -188,7 +188,7 @@ def test_rows_that_read_nothing_are_zero_and_pass_no_gradient(name, example, sid
     assert np.abs(out[1]).max() > 0.1
 
 
-@each_pattern
+@first_else_slow
 def test_nan_in_entries_that_nobody_may_read(name, example, rng):
     pattern, a = plain(name, example, rng, length=3, extra=60)
     selection = pattern.select(a.q, a.k)
@@ -228,7 +228,7 @@ def test_the_amount_of_padding_changes_nothing(name, example, rng):
         np.testing.assert_array_equal(out[:, left + 19 :], 0)
 
 
-@each_pattern
+@first_else_slow
 def test_positions_that_are_given_decide(name, example, rng):
     """Contiguous positions from another origin give what the defaults give, for rules of distance."""
     pattern, a = plain(name, example, rng, length=23, extra=3)
@@ -309,7 +309,7 @@ def test_dropout_gradient_is_that_of_the_same_mask(name, example, rng):
         np.testing.assert_allclose(slope, (up - down) / 2e-5, rtol=1e-6)
 
 
-@each_pattern
+@first_else_slow
 def test_no_second_compilation(name, example, rng):
     pattern, a = plain(name, example, rng, length=11)
     traces = []
@@ -383,7 +383,7 @@ def test_forward_mode_says_no(name, example, rng):
         jax.jvp(lambda q: run(pattern, q, a.k, a.v), (a.q,), (a.q,))
 
 
-@each_pattern
+@first_else_slow
 def test_finite_under_debug_flags_and_large_scores(name, example, rng):
     pattern, a = plain(name, example, rng, length=19, padding="ragged")
     with jax.debug_nans(True), jax.debug_infs(True):
