@@ -23,7 +23,7 @@ from lra.gin_files import Binding, Bindings, Key, Macro, Reference, literal, wit
 from lra.gin_swap import swap
 
 CONFIGS = Path(str(resources.files("lra") / "configs"))
-PARTS = ("attention", "data", "model")
+PARTS = ("attention", "data", "memory", "terms")
 
 REGISTRY: dict[str, type] = {}
 _PATTERNS: dict[str, str] = {}
