@@ -272,7 +272,7 @@ class AdaptiveSpan(Pattern):
 
     @classmethod
     def examples(cls) -> tuple[dict[str, Any], ...]:
-        return ({"max_span": 9, "ramp": 4, "loss_coefficient": 0.0, "initial": (0.13, 0.0, 0.83)},)
+        return ({"max_span": 9, "loss_coefficient": 0.0, "initial": (0.13, 0.0, 0.83), "ramp": 4},)
 
     @classmethod
     def typical(cls, num_heads: int) -> dict[str, Any]:

@@ -86,7 +86,10 @@ def test_weights_by_distance(name, rng):
     valid[0, :3] = valid[1, -4:] = False
     token = jnp.asarray(rng.integers(0, 9, (2, T + SLOTS)), jnp.int32)
     visibility = Visibility(q_valid=jnp.asarray(valid[:, SLOTS:]), k_valid=jnp.asarray(valid), k_token=token)
-    terms = Rotary(num_heads=HEADS, head_dim=WIDTH, rngs=nnx.Rngs(0))(), ALiBiTerm(jnp.asarray([0.1, 0.3, 0.05]))
+    terms = (
+        Rotary(num_layers=1, width=HEADS * WIDTH, num_heads=HEADS, head_dim=WIDTH, rngs=nnx.Rngs(0))(),
+        ALiBiTerm(jnp.asarray([0.1, 0.3, 0.05])),
+    )
     got, allowed = compare(build(PATTERNS[name]), visibility, rng, terms)
     assert allowed.any(-1).all(1).sum() == 2 * T - 4  # all but padding read something
     np.testing.assert_allclose(got.sum(-1), 2 * T - 4, rtol=1e-5)

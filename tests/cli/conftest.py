@@ -21,7 +21,7 @@ WARMUP = 1
 text_file.path = 'book.txt'
 Training.log_every = 1
 """
-LAYERS = {"python_source/longformer": 4, "python_source/memory_compressed": 5}
+LAYERS = {"python_source/longformer": 4, "python_source/memory_compressed": 5, "python_source/reformer": 2}
 """Layers of configurations that cannot do with one."""
 TEXT = "".join(f"{n} green bottles hanging on the wall, and if one falls\n" for n in range(60))
 

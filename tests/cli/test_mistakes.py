@@ -61,7 +61,7 @@ def test_arguments_that_cannot_be_parsed(refused, command, words):
 @pytest.mark.parametrize("command", ["train", "config", "params", "cost"])
 def test_an_unknown_configuration(refused, command):
     refused([command, "quikstart"], "no configuration", "'quikstart'", "did you mean quickstart?")
-    refused([command, "zzz"], "'zzz'", "there are", "quickstart, text_file")
+    refused([command, "zzz"], "'zzz'", "there are", "quickstart", "text_file")
 
 
 def test_a_folder_without_a_run(refused, workplace):

@@ -129,7 +129,7 @@ def test_every_draw_has_its_own_key(rng, monkeypatch):
         keys.append(key)
         return Attended(v)
 
-    for module in ("stack", "feed_forward", "decoder"):
+    for module in ("layer", "feed_forward", "decoder"):
         monkeypatch.setattr(f"lra.models.{module}.dropout", spy)
     monkeypatch.setattr(Watched, "__call__", attend)
     model = make(pattern=(Watched, mixed), dropout=0.3)

@@ -18,7 +18,7 @@ from lra.training import make_step
 def make_batch(rng, rows=3, segment=8, **fields) -> Batch:
     text = rng.integers(0, 256, (rows, segment + 1), np.int32)
     batch = Batch(text[:, :-1], text[:, 1:], np.ones((rows, segment), np.float32), np.zeros(rows, bool))
-    return dataclasses.replace(batch, **fields)
+    return dataclasses.replace(batch, **({"valid": None} | fields))  # what is scored, unless given
 
 
 def setup(experiment, **options):
