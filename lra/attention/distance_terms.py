@@ -8,6 +8,7 @@ Elsewhere it gathers the vectors of its pairs, some queries at a time, which cos
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -67,11 +68,9 @@ class DistanceTerm(Term):
             q = q + self.position.astype(q.dtype)[:, None]
         rows = self.keys.astype(q.dtype)
         if isinstance(q_pos, Range) and isinstance(k_pos, Range):
-            products = [
-                _skew(_product("brhqd,hnd->brhqn", part, near), k_pos.length)
-                for part, near in self._parts(q, rows, q_pos, k_pos)
-            ]
-            return scale * jnp.concatenate(products, axis=-2)
+            x, near = self._parts(q, rows, q_pos, k_pos)
+            y = _skew(_product(x, near), k_pos.length)
+            return scale * y.reshape(*q.shape[:-1], k_pos.length)
 
         def pairs(q: Array, vectors: Array) -> Array:
             return (q[..., None, :] * vectors).sum(-1)
@@ -83,11 +82,9 @@ class DistanceTerm(Term):
             return None
         rows = self.values.astype(weights.dtype)
         if isinstance(q_pos, Range) and isinstance(k_pos, Range):
-            products = [
-                _product("brhqn,hne->brhqe", _unskew(part), near)
-                for part, near in self._parts(weights, rows, q_pos, k_pos)
-            ]
-            return jnp.concatenate(products, axis=-2)
+            x, near = self._parts(weights, rows, q_pos, k_pos)
+            y = _product(_unskew(x), near.swapaxes(-1, -2))
+            return y.reshape(*weights.shape[:-1], y.shape[-1])
 
         def pairs(weights: Array, vectors: Array) -> Array:
             return (weights[..., None] * vectors).sum(-2)
@@ -97,13 +94,13 @@ class DistanceTerm(Term):
     def heads(self, start: int, stop: int) -> Term:
         return jax.tree.map(lambda x: x if len(x) == 1 else x[start:stop], self)
 
-    def _parts(self, x: Array, rows: Array, q_pos: Range, k_pos: Range) -> list[tuple[Array, Array]]:
-        """Some queries of x [B, R, H, q, n] at a time, with the vectors of their distances and of one more.
+    def _parts(self, x: Array, rows: Array, q_pos: Range, k_pos: Range) -> tuple[Array, Array]:
+        """Parts of the queries of x [B, R, H, q, n], with the vectors of their distances and of one more.
 
-        Parts [B, R, H, q', n] go with vectors [H or 1, q' + k, D] from the largest distance down: a part of the queries
-        has fewer distances to the keys than all of them.
+        Parts [B, R, H, p, q', n] go with vectors [H or 1, p, q' + k, D] from the largest distance down: a part of the
+        queries has fewer distances to the keys than all of them.
         """
-        parts = 4 if q_pos.length % 4 == 0 and q_pos.length >= 64 else 1  # fastest of 1, 2, 4, 8 for 128 and 256
+        parts = 2 if q_pos.length % 2 == 0 and q_pos.length >= 64 else 1  # fastest of 1, 2, 4 for 128 and 256
         size, count = q_pos.length // parts, q_pos.length + k_pos.length
         first = self.last - (q_pos.start - k_pos.start) - q_pos.step * (q_pos.length - 1)
         if q_pos.step == 1:  # one slice: its gradient is one addition
@@ -113,9 +110,9 @@ class DistanceTerm(Term):
         else:
             index = first + q_pos.step * jnp.arange(count, dtype=jnp.int32)
             near = rows[:, jnp.clip(index, 0, rows.shape[1] - 1)]
-        starts = range(0, q_pos.length, size)
         width = size + k_pos.length
-        return [(x[..., n : n + size, :], near[:, count - width - n : count - n]) for n in starts]
+        near = jnp.stack([near[:, count - width - n : count - n] for n in range(0, q_pos.length, size)], axis=1)
+        return x.reshape(*x.shape[:-2], parts, size, x.shape[-1]), near
 
     def _gathered(
         self, pairs: Callable[[Array, Array], Array], rows: Array, x: Array, q_pos: Positions, k_pos: Positions
@@ -138,13 +135,17 @@ class DistanceTerm(Term):
         return jnp.moveaxis(out, 0, 3)
 
 
-def _product(equation: str, x: Array, rows: Array) -> Array:
-    """An einsum with rows [H, n, D], or [1, n, D] for all heads."""
+def _product(x: Array, rows: Array) -> Array:
+    """Product of x [B, R, H, p, q, d] and rows [H or 1, p, n, d], over d: [B, R, H, p, q, n].
+
+    The rows come second, which `jnp.einsum` does not promise: products by query are read along n.
+    """
     if len(rows) == 1:
-        return jnp.einsum(equation.replace(",h", ","), x, rows[0])
-    return jnp.einsum(equation, x, rows)
+        return jnp.moveaxis(jax.lax.dot_general(x, rows[0], (((5,), (2,)), ((3,), (0,)))), 0, 3)
+    return jnp.moveaxis(jax.lax.dot_general(x, rows, (((5,), (3,)), ((2, 3), (0, 1)))), (0, 1), (2, 3))
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _skew(x: Array, keys: int) -> Array:
     """[..., q, q + k] by falling distance to [..., q, k] by key: row i starts at column q - 1 - i.
 
@@ -156,13 +157,20 @@ def _skew(x: Array, keys: int) -> Array:
     return x.reshape(*x.shape[:-1], queries, count)[..., :keys]
 
 
+@jax.custom_vjp
 def _unskew(x: Array) -> Array:
-    """[..., q, k] by key to [..., q, q + k] by falling distance, 0 where there is no key: `_skew` transposed."""
+    """[..., q, k] by key to [..., q, q + k] by falling distance, 0 where there is no key: `_skew` transposed.
+
+    With one padding, where JAX's transpose of `_skew` has two.
+    """
     queries, keys = x.shape[-2:]
-    count = queries + keys - 1
-    x = jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, queries - 1),)).reshape(*x.shape[:-2], -1)
-    x = jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((queries - 1, 1),))
-    return x.reshape(*x.shape[:-1], queries, count + 1)
+    x = jnp.pad(x, ((0, 0),) * (x.ndim - 2) + ((1, 1), (0, queries - 1)))
+    x = x.reshape(*x.shape[:-2], -1)[..., keys : keys + queries * (queries + keys)]
+    return x.reshape(*x.shape[:-1], queries, queries + keys)
+
+
+_skew.defvjp(lambda x, keys: (_skew(x, keys), None), lambda keys, _, x: (_unskew(x),))
+_unskew.defvjp(lambda x: (_unskew(x), x.shape[-1]), lambda keys, x: (_skew(x, keys),))
 
 
 @jax.tree_util.register_dataclass
