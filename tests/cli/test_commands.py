@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 ATTENTIONS = sorted(path.stem for path in (config.CONFIGS / "attention").glob("*.gin"))
 SMALL = ("WIDTH=16", "HEADS=4", "SEGMENT=16", "BATCH=2", "STEPS=1", "WARMUP=1", "Carried.streams=2")
 FITTED = {
-    "python_source/reformer": ("AxialPositions.widths=(8, 8)",),
+    "python_source/reformer": ("AxialPositions.widths=(8, 8)", "CHUNK=4"),
     "python_source/routing": ("CLUSTERS=4", "MEMBERS=4"),
 }
 """What else has to be small in a configuration."""
