@@ -197,6 +197,7 @@ def _mean(share: Array, valid: Array | None) -> Array:
     """[H], of the valid queries of [B, T, H]."""
     if valid is None:
         return share.mean((0, 1))
+    valid = jnp.broadcast_to(valid, share.shape[:2])
     counted = jnp.where(valid[..., None], share, 0)
     return counted.sum((0, 1)) / jnp.maximum(valid.sum(), 1).astype(share.dtype)
 

@@ -289,7 +289,9 @@ class LSH(Pattern):
         train: bool = False,
         selection: Any = None,
     ) -> Attended:
-        rounds = self.rounds if train else self.evaluation_rounds
+        if selection is None:
+            selection = self.select(q, k, visibility=visibility, key=key, train=train)
+        rounds = selection.shape[-1]  # a memory may ask for the weights of a training step without `train`
         out = lsh(
             q, k, v, chunk=self.chunk, buckets=self.buckets, rounds=rounds, sets=self.sets, causal=self.causal,
             visibility=visibility, terms=terms, selection=selection, dropout=self.dropout_rate(train), key=key,

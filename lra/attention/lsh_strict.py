@@ -18,7 +18,14 @@ from lra.attention.lsh import unit
 from lra.attention.pattern import Attended, Inputs, Pattern, Site
 from lra.attention.promise import Promise
 from lra.attention.rows import harmless, lengths
-from lra.attention.sorted_window import STRICT, SortedWindowRule, check_window, sorted_labels, sorted_window
+from lra.attention.sorted_window import (
+    STRICT,
+    SortedWindowRule,
+    check_labels,
+    check_window,
+    sorted_labels,
+    sorted_window,
+)
 from lra.attention.visibility import Array, Visibility
 
 
@@ -71,11 +78,17 @@ def lsh_strict(
     lengths(q, k, visibility)
     k = harmless(k, visibility.k_valid)
     if selection is None:
-        selection = hashing.hashes(k, rotations, buckets)
+        selection = _buckets(k, rotations, buckets)
     return sorted_window(
         q, unit(k), v, labels=selection, window=window, scale=scale, visibility=visibility, terms=terms,
         dropout=dropout, key=key, precision=precision,
     )  # fmt: skip
+
+
+def _buckets(k: Array, rotations: Array, buckets: Buckets) -> Array:
+    """The buckets of keys [B, S, H, D] in each round, [B, S, H, rounds], which can be sorted."""
+    check_labels("buckets", hashing.count(buckets), k.shape[1])
+    return hashing.hashes(k, rotations, buckets)
 
 
 class StrictLSH(Pattern):
@@ -125,7 +138,7 @@ class StrictLSH(Pattern):
     ) -> Array:
         key = jax.random.key(0) if key is None else key
         turned = hashing.rotations(key, self.buckets, rounds=self.rounds, heads=k.shape[2], width=k.shape[3])
-        return hashing.hashes(harmless(k, None if visibility is None else visibility.k_valid), turned, self.buckets)
+        return _buckets(harmless(k, None if visibility is None else visibility.k_valid), turned, self.buckets)
 
     def colours(self, selection: Any) -> Array:
         return selection[..., 0]

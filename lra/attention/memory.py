@@ -34,7 +34,7 @@ class Remembered:
     @property
     def span(self) -> int:
         """Tokens from the oldest slot to the segment's first token."""
-        return self.filled.shape[1] if self.positions is None else -self.positions[0]
+        return -self.positions[0] if self.positions else self.filled.shape[1]
 
     def newest(self, reach: int) -> Remembered:
         """Without the slots in front that are further back than so many tokens: they need no keys and values."""

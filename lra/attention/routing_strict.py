@@ -17,13 +17,14 @@ from lra.attention.core import Rule, Terms
 from lra.attention.pattern import Attended, Inputs, Site
 from lra.attention.promise import Promise
 from lra.attention.rows import harmless, lengths
-from lra.attention.sorted_window import STRICT, SortedWindowRule, sorted_labels, sorted_window
+from lra.attention.sorted_window import STRICT, SortedWindowRule, check_labels, sorted_labels, sorted_window
 from lra.attention.visibility import Array, Visibility
 
 
 @jax.jit
 def nearest_centroid(k: Array, centroids: Array) -> Array:
     """Labels [B, S, H, 1] of normalised keys [B, S, H, D]: the centroid [H, K, D] with the largest product."""
+    check_labels("clusters", centroids.shape[1], k.shape[1])
     return clustering.nearest(clustering.affinities(k, centroids))[..., None]
 
 

@@ -63,6 +63,12 @@ def check_window(window: int) -> None:
         )
 
 
+def check_labels(name: str, labels: int, size: int) -> None:
+    """Raises for more labels than `_order` can sort S keys by; one more stands for invalid keys."""
+    if (labels + 1) * size >= 2**31:
+        raise ValueError(f"{labels} {name} x {size} keys exceed 32 bits: use at most {2**31 // size - 2} {name}")
+
+
 def sorted_labels(labels: Array, length: int, valid: Array | None) -> Labels:
     """What the rule reads: labels and ranks of all rounds, for T queries and S keys, from labels [B, S, H, R]."""
     known: dict[str, Array] = {}

@@ -244,7 +244,7 @@ class _Run:
         self._progress.say(f"{fault}: going on from step {step} with the data behind step {fault.step}")
         self._metrics.rewind(step)
         self._clock.pause()
-        return non_finite.rewound(state, fault.rewinds), step
+        return non_finite.rewound(experiment, state, fault.rewinds), step
 
     def _finish(self, done: _Done, state: TrainState) -> None:
         """Fetches the metrics of a step, checks and logs them; `state` is the newest one."""

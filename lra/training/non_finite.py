@@ -94,9 +94,11 @@ def leaf(tree: Any) -> str | None:
     return next((name for name, x in named(tree).items() if not _finite(x)), None)
 
 
-def rewound(state: TrainState, rewinds: int) -> TrainState:
-    """A restored state for other data: its memory, which would be of other text, is emptied."""
-    empty = jax.tree.map(lambda x: jnp.zeros_like(x, device=x.sharding), state.memory)
+def rewound(experiment: Experiment, state: TrainState, rewinds: int) -> TrainState:
+    """A restored state for other data: its memory, which would be of other text, starts anew."""
+    rows = jnp.ones(experiment.data.batch_size, bool)
+    anew = experiment.model(state).reset_memory(state.memory, rows)
+    empty = jax.tree.map(lambda x, before: jax.device_put(x, before.sharding), anew, state.memory)
     faults = state.faults
     count = jnp.full_like(faults.rewinds, rewinds, device=faults.rewinds.sharding)
     return dataclasses.replace(state, memory=empty, faults=dataclasses.replace(faults, rewinds=count))

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from lra.attention import AdaptiveSpan, ALiBi, Heads, Recurrence, Site, SlidingWindow, adaptive_span, dense
-from lra.attention.adaptive_span import log_weight
+from lra.attention.adaptive_span import _mean, log_weight
 from lra.attention.pattern import Inputs
 from lra.errors import UserError
 from lra.models import Decoder, Stack
@@ -212,3 +212,10 @@ def test_spans_need_a_head_each(rng):
     q = jnp.zeros((1, 3, 2, 4))
     with pytest.raises(ValueError, match=r"spans need shape \[H\] or .* with H = 2, got \[3\]"):
         adaptive_span(q, q, q, spans=jnp.zeros(3), max_span=4)
+
+
+def test_the_mean_span_with_one_validity_for_all_rows():
+    """Validity [1, T] stands for B rows."""
+    share = jnp.asarray([[[0.2], [0.6], [0.9]], [[0.4], [0.8], [0.1]]])
+    valid = jnp.asarray([[True, True, False]])
+    np.testing.assert_allclose(_mean(share, valid), 0.5, rtol=1e-6)

@@ -143,3 +143,11 @@ def test_mistakes(arguments, words):
     x = jnp.ones((1, 9, 1, 4))
     with pytest.raises(ValueError, match=words):
         jax.eval_shape(functools.partial(lsh, **{"chunk": 2, "buckets": 4, "rounds": 1} | arguments), x, x, x)
+
+
+def test_a_training_selection_is_read_without_train(rng, quick_compilation):
+    """A memory that asks for the weights of its slots reads the buckets of the training step with `train=False`."""
+    train, test = (build(LSH, chunk=4, buckets=4, rounds=2, evaluation_rounds=n) for n in (2, 4))
+    k, v = jnp.asarray(normal(rng, 2, 1, 20, 3, 6))
+    chosen = test.select(k, k, key=KEY, train=True)
+    np.testing.assert_array_equal(test(k, k, v, selection=chosen).out, train(k, k, v, selection=chosen).out)

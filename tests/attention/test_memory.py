@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from lra.attention import ALiBi, Full, Recurrence, Rotary, SlidingWindow, XLRelative
+from lra.attention.memory import Remembered
 from lra.models import Decoder, Stack
 from tests.attention import oracle
 
@@ -230,3 +231,10 @@ def test_nan_in_empty_slots_is_harmless(norm, rng):
 def test_lengths_below_one(options):
     with pytest.raises(ValueError, match=r"Recurrence\.(evaluation_)?length needs to be at least 1 .*got (0|-1)"):
         recurrence(**options)
+
+
+def test_nothing_is_left_of_slots_out_of_reach():
+    """Slots with positions of their own, before a window of a single key."""
+    past = Remembered(jnp.ones((1, 2, 1)), jnp.ones((1, 2), bool), (("memory", 2),), (-5, -2))
+    assert past.newest(2).span == 2
+    assert past.newest(0).span == 0

@@ -96,3 +96,10 @@ def test_labels_are_the_buckets_of_all_rounds(rng):
 def test_mistakes(arguments, sentence):
     with pytest.raises(ValueError, match=sentence):
         cases.build(StrictLSH, **{"buckets": 4, "window": 3} | arguments)
+
+
+def test_labels_that_32_bits_cannot_sort():
+    k = jax.ShapeDtypeStruct((1, 1 << 16, 1, D), jnp.float32)
+    pattern = cases.build(StrictLSH, buckets=(256, 256), window=3)
+    with pytest.raises(ValueError, match=r"65536 buckets x 65536 keys exceed 32 bits: use at most 32766 buckets"):
+        jax.eval_shape(pattern.select, k, k)

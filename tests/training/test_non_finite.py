@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 from rich.console import Console
 
+from lra.attention import Recurrence
 from lra.data import Streams
 from lra.errors import UserError
 from lra.models import FeedForward
@@ -253,3 +254,12 @@ def test_derivatives_are_searched_too(tiny, sound, remat, found):
     _, state = experiment.initial()
     first = non_finite.first(experiment.model(state), state, batch, seed=0)
     assert found in first, first
+
+
+def test_memory_starts_anew_after_a_rewind(tiny):
+    """Zeros that are read are no empty slots."""
+    model = functools.partial(tiny.model(), memory=functools.partial(Recurrence, length=SEGMENT, start="zeros"))
+    experiment = tiny.experiment(model=model)
+    state = experiment.initial()[1]
+    used = dataclasses.replace(state, memory=jax.tree.map(jnp.ones_like, state.memory))
+    same(non_finite.rewound(experiment, used, 1).memory, state.memory)
