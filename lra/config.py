@@ -20,7 +20,7 @@ from lra import gin_files
 from lra.annotations import Instance, describe, mismatch, nearest, parameters
 from lra.errors import UserError
 from lra.gin_files import Binding, Bindings, Key, Macro, Reference, literal, within
-from lra.gin_swap import swap
+from lra.gin_swap import override, swap
 
 CONFIGS = Path(str(resources.files("lra") / "configs"))
 PARTS = ("attention", "data", "memory", "terms")
@@ -130,7 +130,7 @@ def load(config: str | os.PathLike[str], *, overrides: Sequence[str] = (), atten
         incoming = gin_files.read(_attention_file(attention), root=CONFIGS, seen=base)
         bindings, swapped = swap(bindings, incoming, _PATTERNS)
     former = bindings
-    bindings = former | gin_files.read_overrides(overrides)
+    bindings = override(former, gin_files.read_overrides(overrides))
     values = {key: _checked(key, bindings) for key in bindings if key.name}
     _check_macros(bindings, former, path)
     return Loaded(os.fspath(config), path, bindings, values, swapped)

@@ -1,4 +1,4 @@
-"""What `--attention NAME` does to a configuration, on bindings alone."""
+"""What `--attention NAME` and `--set` do to a configuration, on bindings alone."""
 
 from collections.abc import Iterable, Mapping
 
@@ -35,6 +35,23 @@ def swap(bindings: Bindings, incoming: Bindings, patterns: Mapping[str, str]) ->
         f"in {_listed(str(key) for key in replaced)}{'; removed ' + ', '.join(removed) if removed else ''}"
     )
     return {key: binding for key, binding in merged.items() if key not in orphans}, sentence
+
+
+def override(bindings: Bindings, given: Bindings) -> Bindings:
+    """Puts bindings in place of others, and drops what those bound of classes that nothing refers to any more.
+
+    So `--set "Decoder.memory = None"` takes the memory's sizes along, which it could not unbind.
+    """
+    merged = bindings | given
+    gone: set[str] = set()
+    while fresh := _named(bindings) - _named({key: merged[key] for key in merged if key.name not in gone}) - gone:
+        gone |= fresh
+    return {key: binding for key, binding in merged.items() if key in given or key.name not in gone}
+
+
+def _named(bindings: Bindings) -> set[str]:
+    """The classes that bound parameters refer to."""
+    return {reference.name for reference in _references({key for key in bindings if key.name}, bindings)}
 
 
 def _dead(old: set[str], staying: Bindings) -> set[Key]:

@@ -116,3 +116,14 @@ def test_the_base_is_not_read_again(write, load):
 
 def test_an_unknown_attention_lists_those_that_exist(refused):
     assert refused(START, attention="hsh") == "there is no attention 'hsh': there are hash, window"
+
+
+def test_an_override_takes_along_what_only_the_replaced_class_had(load, refused):
+    text = START + "WIDE = 3\nDecoder.pattern = @Heads\nHeads.groups = ((1, @Hash),)\nHash.chunk = %WIDE"
+    after = resolved(load(text, overrides=["Decoder.pattern = @Full"]))
+    assert after["Decoder.pattern"] == "@Full"
+    assert not {"Heads.groups", "Hash.chunk"} & after.keys()
+    assert resolved(load(text, overrides=["Decoder.pattern = @Hash"]))["Hash.chunk"] == "3"
+    assert refused(text, overrides=["Decoder.pattern = @Full", "Hash.chunk = 4"]) == (
+        "Hash.chunk = 4 (--set) has no effect: this configuration builds no Hash"
+    )
