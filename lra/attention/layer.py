@@ -223,10 +223,11 @@ def _marked(v: Array, parts: tuple[tuple[str, int], ...]) -> Array:
 
 
 def _by_part(parts: tuple[tuple[str, int], ...], weights: Array, visibility: Visibility | None) -> Mapping[str, Array]:
-    """The mean of the weights [B, T, H, P] over heads and valid queries, by part."""
+    """The mean of the weights [B, T, H, P] over heads and valid queries, by part; 0 where no query is valid."""
     weights = jax.lax.stop_gradient(weights.astype(accumulator(weights.dtype)))
-    valid = None if visibility is None or visibility.q_valid is None else visibility.q_valid[..., None]
-    means = [weights[..., i].mean(where=valid) for i in range(len(parts))]
+    valid = jnp.ones((1, 1), bool) if visibility is None or visibility.q_valid is None else visibility.q_valid
+    counted = jnp.broadcast_to(valid[..., None], weights.shape[:3]).astype(weights.dtype)
+    means = [(weights[..., i] * counted).sum() / jnp.maximum(counted.sum(), 1) for i in range(len(parts))]
     return {f"share/{name}": mean for (name, _), mean in zip(parts, means, strict=True)}
 
 
