@@ -148,9 +148,7 @@ def test_no_gradient_into_the_memory_but_through_it(term, rng):
             direction = rng.normal(size=slopes[path].shape)
 
             def moved(step, path=path, direction=direction):
-                other = jax.tree_util.tree_map_with_path(
-                    lambda at, x: x + step * direction if at == path else x, state
-                )
+                other = jax.tree_util.tree_map_with_path(lambda at, x: x + step * direction if at == path else x, state)
                 return loss(other, hidden, memory)
 
             slope = (moved(1e-5) - moved(-1e-5)) / 2e-5
