@@ -91,31 +91,37 @@ def test_segments_with_enough_memory_equal_one_pass(window, term, norm, rng):
 
 
 @pytest.mark.parametrize(
-    ("size", "length", "layers", "reach"),
+    ("size", "length", "layers", "reach", "norm", "terms"),
     [
-        (1, 3, 2, 6),
-        (3, 3, 2, 6),
-        (2, 1, 3, 5),  # what is remembered has read its own segment from its start
+        (1, 3, 2, 6, "pre", ()),
+        (3, 3, 2, 6, "pre", ()),
+        (2, 1, 3, 5, "pre", ()),  # what is remembered has read its own segment from its start
+        (3, 3, 2, 6, "post", (XLRelative,)),  # Transformer-XL
     ],
 )
-def test_reach_is_layers_times_length(size, length, layers, reach, rng):
+def test_reach_is_layers_times_length(size, length, layers, reach, norm, terms, rng):
     """Row i of the batch has another token at i; of the last segment, the first token reads `reach` tokens back."""
     total = 12
     tokens = np.tile(draw(rng, 1, total), (total + 1, 1))
     tokens[np.arange(total), np.arange(total)] += 1
     tokens %= VOCABULARY
-    logits = np.asarray(segments(make(layers=layers, length=length), tokens, size)[0])[:, total - size]
+    model = make(terms=terms, norm=norm, layers=layers, length=length)
+    logits = np.asarray(segments(model, tokens, size)[0])[:, total - size]
     moved = np.abs(logits[:-1] - logits[-1]).max(-1)
     inside = np.arange(total - size - reach, total - size + 1)
     assert moved[inside].min() > 1e-4
     assert np.delete(moved, inside).max() < 1e-6
 
 
-def test_no_gradient_into_the_memory_but_through_it(rng):
-    """By memory: exactly 0. By parameters: the slope of the loss with what is remembered held fixed."""
-    tokens, targets = draw(rng, 2, 8), draw(rng, 2, 4)
+@pytest.mark.parametrize("term", [ALiBi, XLRelative])
+def test_no_gradient_into_the_memory_but_through_it(term, rng):
+    """By memory: exactly 0. By parameters: the slope of the loss with what is remembered held fixed.
+
+    The targets follow the segment's first token alone, so that all of a term but distance 0 comes from the memory.
+    """
+    tokens, targets = draw(rng, 2, 5), draw(rng, 2, 1)
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        graph, state = nnx.split(make(terms=(ALiBi,), length=4))
+        graph, state = nnx.split(make(terms=(term,), length=4))
         state = jax.tree.map(lambda x: x.astype(jnp.float64), state)
 
         @jax.jit
@@ -135,17 +141,20 @@ def test_no_gradient_into_the_memory_but_through_it(rng):
         assert abs(loss(state, hidden, memory) - loss(state, hidden[:, :, ::-1] * 2, memory)) > 1e-3
         both = jax.grad(lambda state: loss(state, *(lambda m: (m[0].hidden, m))(remember(state))))(state)
         jax.tree.map(np.testing.assert_array_equal, both, gradient)
-        kernels = gradient["stack"]["layers"][0]["attention"]
-        for name in ("key", "value"):
-            direction = rng.normal(size=kernels[name]["kernel"].shape)
 
-            def moved(step, name=name, direction=direction):
-                other = jax.tree.map(lambda x: x, state)
-                other["stack"]["layers"][0]["attention"][name]["kernel"][...] += step * direction
+        slopes = dict(jax.tree_util.tree_leaves_with_path(gradient))
+        read = [path for path in slopes if {"key", "value", "terms"} & {getattr(one, "key", None) for one in path}]
+        assert len(read) == (2 if term is ALiBi else 5)
+        for path in read:
+            direction = rng.normal(size=slopes[path].shape)
+
+            def moved(step, path=path, direction=direction):
+                other = jax.tree_util.tree_map_with_path(lambda at, x: x + step * direction if at == path else x, state)
                 return loss(other, hidden, memory)
 
             slope = (moved(1e-5) - moved(-1e-5)) / 2e-5
-            np.testing.assert_allclose(np.vdot(kernels[name]["kernel"], direction), slope, rtol=1e-6)
+            assert abs(slope) > 1e-4
+            np.testing.assert_allclose(np.vdot(slopes[path], direction), slope, rtol=1e-6)
 
 
 def test_reset_rows_are_like_new(rng):
