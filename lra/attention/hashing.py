@@ -6,6 +6,7 @@ arXiv:2001.04451, section 2: h(x) = argmax([xR; -xR]) with a random matrix R.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
@@ -46,6 +47,7 @@ def rotations(key: Array, buckets: Buckets, *, rounds: int, heads: int, width: i
     return jax.random.normal(key, (heads, width, rounds, sum(factors(buckets)) // 2), jnp.float32)
 
 
+@functools.partial(jax.jit, static_argnames=("buckets",))
 def hashes(x: Array, rotations: Array, buckets: Buckets) -> Array:
     """The bucket of each vector in each round; no gradient passes.
 

@@ -254,6 +254,7 @@ class LSH(Pattern):
     def select(
         self, q: Array, k: Array, *, visibility: Visibility | None = None, key: Array | None = None, train: bool = False
     ) -> Array:
+        lengths(q, k, visibility or Visibility())
         rounds = self.rounds if train else self.evaluation_rounds
         return select(k, buckets=self.buckets, rounds=rounds, visibility=visibility, key=key)
 
