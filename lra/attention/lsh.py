@@ -81,9 +81,12 @@ def _shared(q: Entry, k: Entry, name: str) -> Array:
 
 
 def unit(x: Array) -> Array:
-    """Vectors [..., D] of length sqrt(D), as in the released code: at scale 1/sqrt(D) they count as length 1."""
+    """Vectors [..., D] of length sqrt(D), as in the released code: at scale 1/sqrt(D) they count as length 1.
+
+    In at least float32, since rounding them again would change their gradients by as much as half precision has.
+    """
     wide = x.astype(accumulator(x.dtype))
-    return (wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype)
+    return wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + 1e-6)
 
 
 @functools.partial(

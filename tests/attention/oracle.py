@@ -93,9 +93,12 @@ def attend(q, k, v, allowed, scale, term, d_out, q_pos, k_pos):
     return out, {"q": dq, "k": dk, "v": np.einsum("bhts,bthe->bshe", p, d_out), **grads}
 
 
-def error(got, want):
-    """Root mean square of the difference, relative to that of what was wanted."""
+def error(got, want, floor=0.0):
+    """Root mean square of the difference, relative to that of what was wanted, or to `floor` if that is larger.
+
+    Gradients cancel where a query reads next to nothing; their rounding does not.
+    """
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     assert got.shape == want.shape
-    norm = np.sqrt(np.mean(want**2))
+    norm = max(np.sqrt(np.mean(want**2)), floor)
     return np.sqrt(np.mean((got - want) ** 2)) / (norm if norm > 0 else 1.0)

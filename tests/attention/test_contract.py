@@ -57,7 +57,7 @@ def check(case, rng):
             np.asarray(out)[np.broadcast_to(empty, (cases.BATCH, *empty.shape[1:])).swapaxes(1, 2)], 0
         )
         for part, value in got.items():
-            assert oracle.error(value, gradients[part]) < tolerance, part
+            assert oracle.error(value, gradients[part], floor=0.1) < tolerance, part
 
 
 def expected(pattern, a, selection):

@@ -122,7 +122,7 @@ def test_what_is_not_scored_is_read_all_the_same(tiny, rng):
     _, state = experiment.initial()
     whole = next(make_batches(rng, weights_of("full")))
     weights = np.where(np.arange(SEGMENT) < SEGMENT // 2, 0, 1).astype(np.float32) * np.ones((ROWS, 1), np.float32)
-    batch = dataclasses.replace(whole, weights=weights, valid=None)
+    batch = dataclasses.replace(whole, weights=weights)
     assert batch.valid.all()
     _, summed = jax.jit(make_gradients(experiment.graph, seed=0), static_argnums=2)(
         state, dataclasses.asdict(batch), padded(batch)
