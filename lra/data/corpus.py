@@ -72,6 +72,17 @@ class Corpus(abc.ABC):
         self.prepare()
         return store.tokens(self.folder, self.vocabulary, split)
 
+    def document_starts(self, split: str) -> np.ndarray:
+        """Returns the tokens at which a split's documents begin, [D] int64, ascending from 0.
+
+        Raises:
+            UserError: the corpus doesn't say where documents begin, or as `tokens`.
+        """
+        raise UserError(
+            f"corpus {self.name} does not say where documents begin: read it as one text "
+            "(Streams.documents = False; a number for Carried.streams)"
+        )
+
     def text(self, split: str) -> Iterator[bytes]:
         """Yields a split's original text, piece by piece; raises as `tokens`."""
         self._check_split(split)

@@ -7,6 +7,9 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
+from lra.data import store
 from lra.data.corpus import SourceCorpus
 from lra.errors import UserError
 
@@ -36,6 +39,12 @@ class PythonSource(SourceCorpus):
         for path in _files(root):
             if _split(path) == split:
                 yield path, (root / path).read_bytes()
+
+    def document_starts(self, split: str) -> np.ndarray:
+        """Returns where the files begin."""
+        self._check_split(split)
+        self.prepare()
+        return store.document_starts(self.folder, self.vocabulary, split)
 
 
 def _root() -> Path:

@@ -201,6 +201,25 @@ def tokens(folder: Path, vocabulary: Vocabulary, split: str) -> np.ndarray:
     return array
 
 
+def document_starts(folder: Path, vocabulary: Vocabulary, split: str) -> np.ndarray:
+    """Returns the tokens at which a split's documents begin, ascending, without empty ones; kept once computed."""
+    path = folder / "tokens" / vocabulary.name / f"{split}.documents.npy"
+    if not path.is_file():
+        size = tokens(folder, vocabulary, split).size
+        ends = np.cumsum([vocabulary.encode(text).size for text in read_text(folder, split)], dtype=np.int64)
+        starts = np.unique(np.append(0, ends))
+        work = path.with_name(f".{path.name}.{uuid.uuid4().hex}.npy")
+        try:
+            np.save(work, starts[starts < size])
+            work.replace(path)
+        except OSError as error:
+            raise unwritable(path.parent, error) from error
+        finally:
+            work.unlink(missing_ok=True)
+    array: np.ndarray = np.load(path)
+    return array
+
+
 def write_tokens(path: Path, vocabulary: Vocabulary, texts: Iterable[bytes]) -> None:
     """Encodes texts into an `.npy` file of one dimension, one text in memory at a time."""
     size = 0

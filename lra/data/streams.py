@@ -42,16 +42,19 @@ class Text:
         tokens: [N] integers.
         start: the id before the first token (`Vocabulary.start`).
         scored: [N] booleans; None for all.
+        documents: the tokens at which documents begin, which are to be kept apart; None for one text.
     """
 
     tokens: np.ndarray
     start: int
     scored: np.ndarray | None = None
+    documents: np.ndarray | None = None
 
     def rows(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Inputs, targets and weights of tokens begin..end-1, [T] each."""
         targets = np.asarray(self.tokens[begin:end], np.int32)
-        before = self.tokens[begin - 1] if begin else self.start
+        first = begin == 0 or (self.documents is not None and begin in self.documents)
+        before = self.start if first else self.tokens[begin - 1]
         inputs = np.concatenate([np.asarray([before], np.int32), targets[:-1]])
         return inputs, targets, self.weights(begin, end)
 
@@ -106,6 +109,8 @@ class Batches(abc.ABC):
 
     carries: ClassVar[bool]
     """Whether a row goes on in the next batch, as memory needs it."""
+    documents = False
+    """Whether it needs to know where documents begin."""
 
     def __init__(self, batch_size: int, segment: int) -> None:
         for name, value in (("batch_size", batch_size), ("segment", segment)):
@@ -117,7 +122,7 @@ class Batches(abc.ABC):
         self.segment = segment
 
     @abc.abstractmethod
-    def epoch_length(self, tokens: np.ndarray) -> int:
+    def epoch_length(self, tokens: np.ndarray, documents: np.ndarray | None = None) -> int:
         """Returns the batches of an epoch; raises `UserError` where the tokens don't fill one batch."""
 
     @abc.abstractmethod
@@ -134,6 +139,7 @@ class Batches(abc.ABC):
         hosts: int = 1,
         prefetch: int = 2,
         scored: np.ndarray | None = None,
+        documents: np.ndarray | None = None,
     ) -> BatchIterator:
         """Returns an infinite iterator over one host's part of the batches.
 
@@ -145,6 +151,7 @@ class Batches(abc.ABC):
             hosts: number of hosts, a divisor of `batch_size`; each gets batch_size / hosts rows.
             prefetch: batches that a thread reads ahead; 0 for no thread.
             scored: which tokens count as targets, [N] booleans (`Corpus.scored`); None for all.
+            documents: where documents begin (`Corpus.document_starts`), if they are to be kept apart.
 
         Raises:
             UserError: the tokens don't fill one batch, the hosts don't divide it, or the seed is out of range.
@@ -157,9 +164,11 @@ class Batches(abc.ABC):
             )
         if not 0 <= seed < 2**32:
             raise UserError(f"the data seed is {seed}, but it must be in [0, 2**32): choose another")
-        rows = self._dataset(Text(tokens, start, scored), seed, host, hosts)
+        rows = self._dataset(Text(tokens, start, scored, documents), seed, host, hosts)
         dataset = rows.batch(self.batch_size // hosts, drop_remainder=True).map(lambda parts: Batch(**parts))
         order = {"scheme": type(self).__name__, "batch_size": self.batch_size, "segment": self.segment}
+        if documents is not None:
+            order["documents"] = int(documents.size)
         return BatchIterator(dataset, {**order, "seed": seed, "tokens": int(tokens.size)}, prefetch)
 
     def _check_length(self, tokens: np.ndarray) -> None:
@@ -179,17 +188,28 @@ class Streams(Batches):
     Memory may therefore be carried from batch to batch. Row b's part is the b-th of B equal ones of whole segments; the
     last N mod (B T) tokens of the corpus are dropped. In the first batch of an epoch all rows start again and `reset`
     is True. Hosts own rows: host h has rows [h B / hosts, (h + 1) B / hosts). The order does not depend on the seed.
+
+    Args:
+        batch_size: as for `Batches`.
+        segment: as for `Batches`.
+        documents: whether documents are kept apart: each begins a segment with an empty memory, behind the start id,
+            and padding follows its end. Nothing of one document is read in another. Without it, a text is one document,
+            as in the released code.
     """
 
     carries = True
 
-    def epoch_length(self, tokens: np.ndarray) -> int:
+    def __init__(self, batch_size: int, segment: int, documents: bool = False) -> None:
+        super().__init__(batch_size, segment)
+        self.documents = documents
+
+    def epoch_length(self, tokens: np.ndarray, documents: np.ndarray | None = None) -> int:
         """Returns the segments of a row; raises `UserError` where the tokens don't fill one batch."""
         self._check_length(tokens)
-        return int(tokens.size) // (self.batch_size * self.segment)
+        return len(_Places(int(tokens.size), self.segment, documents)) // self.batch_size
 
     def _dataset(self, text: Text, seed: int, host: int, hosts: int) -> grain.MapDataset:
-        length, rows = self.epoch_length(text.tokens), self.batch_size // hosts
+        length, rows = self.epoch_length(text.tokens, text.documents), self.batch_size // hosts
 
         def locate(index: int) -> tuple[int, bool]:
             step, row = divmod(index, rows)
@@ -208,7 +228,7 @@ class Windows(Batches):
 
     carries = False
 
-    def epoch_length(self, tokens: np.ndarray) -> int:
+    def epoch_length(self, tokens: np.ndarray, documents: np.ndarray | None = None) -> int:
         """Returns the batches until every window has come once; raises `UserError` where the tokens don't fill one."""
         self._check_length(tokens)
         return -(-self._num_windows(tokens) // self.batch_size)
@@ -222,18 +242,43 @@ class Windows(Batches):
         return grain.MapDataset.source(windows).seed(seed).shuffle().repeat()[host::hosts]
 
 
+class _Places:
+    """Where the segments of a text lie: whole ones of all of it; or those of each document, the last ones shorter."""
+
+    def __init__(self, size: int, segment: int, documents: np.ndarray | None) -> None:
+        self._segment = segment
+        if documents is None:
+            self._begins, self._ends = np.asarray([0]), np.asarray([size // segment * segment])
+        else:
+            self._begins, self._ends = documents, np.append(documents[1:], size)
+        self._firsts = np.append(0, np.cumsum(-(-(self._ends - self._begins) // segment)))  # numbers of segments
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def __getitem__(self, number: int) -> tuple[int, int, bool]:
+        """The first token of a segment, the one behind its last, and whether a document begins there."""
+        document = int(np.searchsorted(self._firsts, number, "right")) - 1
+        behind = number - int(self._firsts[document])
+        begin = int(self._begins[document]) + behind * self._segment
+        return begin, min(begin + self._segment, int(self._ends[document])), behind == 0
+
+
 class _Segments:
     """A grain source of rows; `locate` gives a row's segment number in the corpus and whether its memory is reset."""
 
     def __init__(self, text: Text, segment: int, length: int, locate: Callable[[int], tuple[int, bool]]) -> None:
         self._text, self._segment, self._length, self._locate = text, segment, length, locate
+        self._places = _Places(int(text.tokens.size), segment, text.documents)
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray | np.bool_]:
         number, reset = self._locate(index)
-        begin = number * self._segment
-        inputs, targets, weights = self._text.rows(begin, begin + self._segment)
-        valid = np.ones(self._segment, bool)
-        return {"inputs": inputs, "targets": targets, "weights": weights, "reset": np.bool_(reset), "valid": valid}
+        begin, end, opens = self._places[number]
+        inputs, targets, weights = (np.pad(one, (0, self._segment - len(one))) for one in self._text.rows(begin, end))
+        valid = np.arange(self._segment) < end - begin
+        return {
+            "inputs": inputs, "targets": targets, "weights": weights, "reset": np.bool_(reset or opens), "valid": valid,
+        }  # fmt: skip

@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from lra.data.corpus import CHUNK_BYTES, SourceCorpus
 from lra.data.store import SPLITS
 from lra.errors import UserError
@@ -70,6 +72,13 @@ class TextFile(SourceCorpus):
                         raise UserError(f"text file {path} is shorter than it was at the start: run the command again")
                     yield path.name, chunk
                     low += len(chunk)
+
+    def document_starts(self, split: str) -> np.ndarray:
+        """Returns where the split's part of each file begins."""
+        self._check_split(split)
+        begin, end = self._bounds[split]
+        files = np.cumsum([0, *self._sizes], dtype=np.int64)
+        return np.append(0, files[(begin < files) & (files < end)] - begin)
 
 
 def _size(path: Path) -> int:

@@ -63,6 +63,7 @@ def evaluate(
         )
     began = time.perf_counter()
     tokens, scored = corpus.tokens(split), corpus.scored(split)
+    documents = corpus.document_starts(split) if protocol.documents else None
     expected = int(tokens.size if scored is None else scored.sum())
     tokens, scored = tokens[:limit], None if scored is None else scored[:limit]
     counted = tokens if scored is None else tokens[scored]
@@ -75,7 +76,7 @@ def evaluate(
     if breakdown is not None:
         breakdown.check(model, protocol.segment + (0 if past is None else past.span))
     total, done, right = 0.0, 0, 0
-    batches = _checked(protocol.batches(tokens, vocabulary.start, scored), model)
+    batches = _checked(protocol.batches(tokens, vocabulary.start, scored, documents), model)
     for batch, nats, hits, metrics in _scores(model, memory, batches, key, breakdown):
         counts = batch.weights > 0
         total += float(nats[counts].sum(dtype=np.float64))
@@ -93,7 +94,8 @@ def evaluate(
         split=split,
         tokenisation=vocabulary.description,
         protocol=protocol.describe(),
-        context=f"{context}; id {vocabulary.start} stands before the first token",
+        context=f"{context}; id {vocabulary.start} stands before the first token"
+        + " of each document" * protocol.documents,
         tokens_scored=done,
         tokens_expected=expected,
         tokens_right=right,

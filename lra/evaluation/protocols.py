@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from flax import nnx
@@ -25,9 +25,11 @@ class Protocol(abc.ABC):
         segment: T, targets of a row that are scored at once.
         batch_size: B, rows at a time.
         memory_length: tokens remembered between segments; None for the model's own evaluation length.
+        documents: whether each document of the corpus is a row, which begins behind the start id.
     """
 
     name: ClassVar[str]
+    documents = False
 
     def __init__(self, segment: int, batch_size: int, memory_length: int | None = None) -> None:
         self.segment, self.batch_size, self.memory_length = segment, batch_size, memory_length
@@ -41,8 +43,11 @@ class Protocol(abc.ABC):
         """What a token is scored from, for a model that carries this memory (None: without memory)."""
 
     @abc.abstractmethod
-    def bounds(self, size: int) -> np.ndarray:
-        """Where the rows of `size` tokens begin, ascending, and then `size`; raises `UserError` for too few tokens."""
+    def bounds(self, size: int, documents: np.ndarray | None = None) -> np.ndarray:
+        """Where the rows of `size` tokens begin, ascending, and then `size`; raises `UserError` for too few tokens.
+
+        `documents` says where those of the corpus begin, for protocols that need to know.
+        """
 
     def check(self, model: Decoder) -> None:
         """Raises `UserError` where the model cannot be evaluated so."""
@@ -65,17 +70,21 @@ class Protocol(abc.ABC):
         """The model as it is evaluated; raises `UserError` where it has no such form."""
         return model
 
-    def batches(self, tokens: np.ndarray, start: int, scored: np.ndarray | None = None) -> Iterator[Batch]:
+    def batches(
+        self, tokens: np.ndarray, start: int, scored: np.ndarray | None = None, documents: np.ndarray | None = None
+    ) -> Iterator[Batch]:
         """Yields the split's batches, each made when it is asked for.
 
         Args:
             tokens: [N] integers, read piece by piece, so that it may be memory-mapped.
             start: the id before the first token.
             scored: which tokens count, [N] booleans (`Corpus.scored`); None for all.
+            documents: where documents begin (`Corpus.document_starts`), for a protocol with `documents`.
         """
-        text = Text(tokens, start, scored)
-        bounds = self.bounds(tokens.size)
-        begins, ends = bounds[:-1], bounds[1:]
+        text = Text(tokens, start, scored, documents)
+        bounds = self.bounds(tokens.size, documents)
+        longest_first = np.argsort(-np.diff(bounds), kind="stable")  # rows of one group are then about as long
+        begins, ends = bounds[:-1][longest_first], bounds[1:][longest_first]
         for first in range(0, begins.size, self.batch_size):
             group = slice(first, first + self.batch_size)
             longest = int((ends[group] - begins[group]).max())
@@ -119,7 +128,7 @@ class Block(Protocol):
         begin = "" if memory is None else "; memory starts empty in each"
         return f"windows of {self.segment} tokens, each read from the token before it on{begin}"
 
-    def bounds(self, size: int) -> np.ndarray:
+    def bounds(self, size: int, documents: np.ndarray | None = None) -> np.ndarray:
         return np.append(np.arange(0, size, self.segment), size)
 
 
@@ -130,10 +139,11 @@ class Carried(Protocol):
     input of a stream is the token before it, and its memory starts empty: fewer streams give more context.
 
     Args:
-        streams: number of streams.
+        streams: number of streams; or "documents": each document is one, behind the start id, so that nothing of one
+            document is read in another.
         segment: targets of a stream that are scored at once T.
         memory_length: tokens remembered; None for the model's own evaluation length.
-        batch_size: streams at a time B; None for all. The score does not depend on it.
+        batch_size: streams at a time B; None for all (16 documents). The score does not depend on it.
         attention_length: keys that every token reads at most, its own included; None for all that there are. This is
             `same_length` of the released code: memory_length in its PyTorch half, memory_length + 1 in TensorFlow's.
         clamp_length: distances beyond this count as this, for terms that have such a bound; None for the model's own.
@@ -147,28 +157,33 @@ class Carried(Protocol):
     def __init__(
         self,
         *,
-        streams: int,
+        streams: int | Literal["documents"],
         segment: int,
         memory_length: int | None = None,
         batch_size: int | None = None,
         attention_length: int | None = None,
         clamp_length: int | None = None,
     ) -> None:
-        batch_size = streams if batch_size is None else batch_size
-        _check(self, streams=streams, segment=segment, batch_size=batch_size)
+        number = None if streams == "documents" else streams
+        if number is not None:
+            _check(self, streams=number)
+        batch_size = (number or 16) if batch_size is None else batch_size
+        _check(self, segment=segment, batch_size=batch_size)
         optional = {"memory_length": memory_length, "attention_length": attention_length, "clamp_length": clamp_length}
         _check(self, **{name: value for name, value in optional.items() if value is not None})
-        if batch_size > streams:
+        if number is not None and batch_size > number:
             raise UserError(
                 f"Carried.batch_size is {batch_size}, but there are {streams} streams to read at a time: "
                 f"set it to at most {streams}, or raise Carried.streams"
             )
         super().__init__(segment, batch_size, memory_length)
-        self.streams, self.attention_length, self.clamp_length = streams, attention_length, clamp_length
+        self.streams, self.documents = number, number is None
+        self.attention_length, self.clamp_length = attention_length, clamp_length
 
     def describe(self) -> str:
         memory = "the model's" if self.memory_length is None else self.memory_length
-        sizes = f"streams {self.streams}, segment {self.segment}, memory length {memory}, batch size {self.batch_size}"
+        streams = "each document a stream" if self.streams is None else f"streams {self.streams}"
+        sizes = f"{streams}, segment {self.segment}, memory length {memory}, batch size {self.batch_size}"
         options = {"attention length": self.attention_length, "clamp length": self.clamp_length}
         return ", ".join([f"carried, {sizes}", *(f"{name} {x}" for name, x in options.items() if x is not None)])
 
@@ -195,9 +210,14 @@ class Carried(Protocol):
 
     def context(self, memory: str | None) -> str:
         rest = "nothing carried (the model has no memory)" if memory is None else memory
-        return f"segments of {self.segment} tokens, each read from the token before it on; {rest}"
+        begin = "; memory starts empty in each document" * (self.documents and memory is not None)
+        return f"segments of {self.segment} tokens, each read from the token before it on; {rest}{begin}"
 
-    def bounds(self, size: int) -> np.ndarray:
+    def bounds(self, size: int, documents: np.ndarray | None = None) -> np.ndarray:
+        if self.streams is None:
+            if documents is None:
+                raise ValueError("each document is a stream, but where they begin is not given: give documents")
+            return np.append(documents[documents < size], size)
         if size < self.streams:
             raise UserError(
                 f"Carried.streams is {self.streams}, but only {size} tokens are scored: set it to at most {size}"

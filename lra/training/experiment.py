@@ -186,7 +186,8 @@ class Experiment:
         """The steps of one token or epoch."""
         if unit == "tokens":
             return 1 / (self.data.batch_size * self.data.segment)
-        return self.data.epoch_length(self.corpus.tokens("train"))
+        documents = self.corpus.document_starts("train") if self.data.documents else None
+        return self.data.epoch_length(self.corpus.tokens("train"), documents)
 
     def model(self, values: Any) -> Decoder:
         """The model with the parameters and buffers of `values`, such as a `TrainState`; shares its arrays."""

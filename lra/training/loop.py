@@ -339,8 +339,13 @@ def _prepare(experiment: Experiment) -> tuple[BatchIterator, Step]:
     tokens, held_out = corpus.tokens("train"), corpus.tokens("valid")
     for ids in (tokens, held_out):
         corpus.vocabulary.check(ids)
-    experiment.protocol.bounds(held_out[: training.evaluate_tokens].size)
-    batches = data.batches(tokens, start=corpus.vocabulary.start, seed=experiment.seed, scored=corpus.scored("train"))
+    protocol = experiment.protocol
+    held_out_documents = corpus.document_starts("valid") if protocol.documents else None
+    protocol.bounds(held_out[: training.evaluate_tokens].size, held_out_documents)
+    batches = data.batches(
+        tokens, start=corpus.vocabulary.start, seed=experiment.seed, scored=corpus.scored("train"),
+        documents=corpus.document_starts("train") if data.documents else None,
+    )  # fmt: skip
     step = make_step(
         experiment.graph, experiment.optimizer, total_steps=training.steps, seed=experiment.seed,
         bytes_per_token=corpus.num_bytes("train") / len(tokens),

@@ -152,6 +152,11 @@ def test_unknown_split_names_those_that_exist(prepared_root: Path) -> None:
     assert not prepared_root.exists()
 
 
+def test_corpus_that_does_not_know_its_documents_refuses() -> None:
+    with pytest.raises(UserError, match=r"corpus toy does not say where documents begin: .*Streams.documents = False"):
+        Toy().document_starts("train")
+
+
 def test_folder_that_cannot_be_written_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("LRA_DATA_DIR", str(tmp_path / "file"))

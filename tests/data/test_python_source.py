@@ -1,6 +1,7 @@
 import platform
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lra.data import SPLITS, PythonSource, python_source
@@ -39,6 +40,20 @@ def test_files_and_their_order(root: Path) -> None:
         assert paths[split]
         assert paths[split] == sorted(paths[split])
         assert corpus.tokens(split).tobytes() == b"".join((root / path).read_bytes() for path in paths[split])
+
+
+def test_documents_are_the_files_that_hold_something(root: Path) -> None:
+    corpus = PythonSource()
+    for split in SPLITS:
+        texts = [text for _, text in corpus.documents(split) if text]
+        for _ in range(2):  # computed, and read back
+            starts = corpus.document_starts(split)
+            assert starts.dtype == np.int64
+            pieces = np.split(corpus.tokens(split), starts[1:])
+            assert starts[0] == 0
+            assert [piece.tobytes() for piece in pieces] == texts
+    with pytest.raises(UserError, match="no split 'all'"):
+        corpus.document_starts("all")
 
 
 def test_split_depends_on_the_path_alone(root: Path) -> None:

@@ -75,6 +75,46 @@ def test_streams_go_on_and_start_again() -> None:
     np.testing.assert_array_equal(batches[0].inputs[1:, 0], whole[:-1, -1])
 
 
+STARTS = np.asarray([0, 70, 72, 86, 120])
+"""Of documents of 10 segments, of 2 tokens, of 2 segments, of 4 and a part, and of 30 and a part."""
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_documents_are_kept_apart(hosts: int) -> None:
+    """Each begins a segment, anew and behind the start id; no segment holds tokens of two."""
+    order = Streams(BATCH, SEGMENT, documents=True)
+    length = order.epoch_length(TOKENS, STARTS)
+    assert length == (10 + 1 + 2 + 5 + 31) // BATCH
+    parts = [take(reader(order, documents=STARTS, host=host, hosts=hosts), 2 * length) for host in range(hosts)]
+    ends, place = np.append(STARTS[1:], TOKENS.size), 0
+    for row in range(BATCH):
+        host, own = divmod(row, BATCH // hosts)
+        for step in range(length):
+            batch, again = parts[host][step], parts[host][length + step]
+            end = min(place + SEGMENT, ends[ends > place][0])
+            filled = np.arange(SEGMENT) < end - place
+            np.testing.assert_array_equal(batch.valid[own], filled)
+            np.testing.assert_array_equal(batch.weights[own], filled)
+            np.testing.assert_array_equal(batch.targets[own][filled], TOKENS[place:end])
+            np.testing.assert_array_equal(batch.inputs[own][filled][1:], TOKENS[place : end - 1])
+            assert batch.inputs[own, 0] == (START if place in STARTS else TOKENS[place - 1])
+            assert batch.reset[own] == (step == 0 or place in STARTS)
+            np.testing.assert_array_equal(again.targets[own], batch.targets[own])
+            place = end
+
+
+@pytest.mark.parametrize("taken", [0, 3, 11])
+def test_documents_continue(taken: int) -> None:
+    order = Streams(BATCH, SEGMENT, documents=True)
+    batches = reader(order, documents=STARTS)
+    take(batches, taken)
+    continued = reader(order, documents=STARTS)
+    continued.set_state(json.loads(json.dumps(batches.get_state())))
+    same(take(continued, 11), take(batches, 11))
+    with pytest.raises(UserError, match="saved data position"):
+        reader(order).set_state(batches.get_state())
+
+
 def test_windows_cover_each_epoch_in_another_order() -> None:
     order = Windows(BATCH, SEGMENT)
     assert order.epoch_length(TOKENS) == 8

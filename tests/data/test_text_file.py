@@ -39,6 +39,19 @@ def test_files_follow_each_other_in_the_given_order(
     assert corpus.digest in corpus.description
 
 
+def test_documents_are_the_parts_of_files(path: Path, tmp_path: Path) -> None:
+    """Also where a split begins within a file, or with one."""
+    names = [str(path)]
+    for name, size in (("a", 70), ("b", 30)):
+        (tmp_path / name).write_bytes(name.encode() * size)
+        names.append(str(tmp_path / name))
+    total = len(TEXT) + 100
+    corpus = TextFile(names, valid_fraction=(80 + 0.5) / total, test_fraction=(30 + 0.5) / total)
+    assert [corpus.document_starts(split).tolist() for split in SPLITS] == [[0], [0, 10], [0]]
+    assert corpus.tokens("valid").tobytes() == TEXT[-10:] + b"a" * 70
+    assert TextFile(names, 1e-2, 1e-2).document_starts("train").tolist() == [0, len(TEXT), len(TEXT) + 70]
+
+
 def test_digest_follows_content_not_name(path: Path, tmp_path: Path) -> None:
     same = tmp_path / "same"
     same.write_bytes(TEXT)

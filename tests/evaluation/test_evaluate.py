@@ -45,11 +45,11 @@ class Altered(Protocol):
     def context(self, memory: str | None) -> str:
         return self.inner.context(memory)
 
-    def bounds(self, size: int) -> np.ndarray:
-        return self.inner.bounds(size)
+    def bounds(self, size: int, documents: np.ndarray | None = None) -> np.ndarray:
+        return self.inner.bounds(size, documents)
 
-    def batches(self, tokens: np.ndarray, start: int, scored: np.ndarray | None = None) -> Iterator[Batch]:
-        return map(self.alter, self.inner.batches(tokens, start, scored))
+    def batches(self, *read: Any) -> Iterator[Batch]:
+        return map(self.alter, self.inner.batches(*read))
 
 
 def nats(model: Decoder, corpus: Any, protocol: Protocol, **options: Any) -> float:
@@ -113,6 +113,26 @@ def test_memory_length_is_the_models_unless_given(make_model: Make, corpus: Any)
     assert given.nats_total == own.nats_total
     assert given.context == own.context
     assert abs(nats(long, corpus, Carried(streams=2, segment=7)) - own.nats_total) > 0.1
+
+
+def test_documents_are_scored_as_if_each_stood_alone(make_model: Make, make_corpus: Any, corpus: Any) -> None:
+    """Also a part of them; streams over all of the text differ, since memory passes from document to document."""
+    model, starts, tokens = make_model(memory=5), np.asarray([0, 20, 27, 30]), corpus.tokens("test")
+    corpus.document_starts = lambda split: starts
+    pieces = np.split(tokens, starts[1:])
+    alone = [nats(model, make_corpus(piece), Carried(streams=1, segment=7)) for piece in pieces]
+    for batch_size in (1, 3):
+        protocol = Carried(streams="documents", segment=7, batch_size=batch_size)
+        report = evaluate(model, corpus, "test", protocol)
+        assert report.tokens_scored == 101
+        assert report.nats_total == pytest.approx(sum(alone), abs=1e-4)
+        assert nats(model, corpus, protocol, limit=27) == pytest.approx(sum(alone[:2]), abs=1e-4)
+    assert report.protocol == "carried, each document a stream, segment 7, memory length the model's, batch size 3"
+    assert report.context.endswith(
+        "5 tokens of memory carried (trained with 2 tokens of memory); memory starts empty in each document; "
+        "id 3 stands before the first token of each document"
+    )
+    assert abs(nats(model, corpus, Carried(streams=1, segment=7)) - sum(alone)) > 0.1
 
 
 def test_attention_length_makes_all_tokens_read_as_far(make_model: Make, corpus: Any) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lra.data import store
 from lra.data.corpora import sources
 from lra.data.corpora.published import Facts, PublishedCorpus
@@ -70,6 +72,12 @@ class Books(PublishedCorpus):
         self._check_split(split)
         self.prepare()
         return store.read_documents(self.folder, split)
+
+    def document_starts(self, split: str) -> np.ndarray:
+        """Returns where the books begin."""
+        self._check_split(split)
+        self.prepare()
+        return store.document_starts(self.folder, self.vocabulary, split)
 
     def num_words(self, split: str) -> int | None:
         """Returns the words between white space, without line ends."""

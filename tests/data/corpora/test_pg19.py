@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lra.data import SPLITS
@@ -49,6 +50,16 @@ def test_books_by_folder_with_their_metadata(books: Path) -> None:
         assert corpus.tokens(split).tobytes() == b"".join(book["text"] for book in found)
         assert corpus.info()["splits"][split]["documents"] == len(numbers)
         assert corpus.num_words(split) == sum(map(words, numbers))
+
+
+@pytest.mark.parametrize("vocabulary", ["bytes", "sentencepiece:300"])
+def test_books_are_documents(books: Path, vocabulary: str) -> None:
+    corpus = PG19Head(vocabulary)
+    corpus.prepare_from(books)
+    for split in SPLITS:
+        pieces = np.split(corpus.tokens(split), corpus.document_starts(split)[1:])
+        texts = [book["text"] for book in corpus.books(split)]
+        assert [corpus.vocabulary.decode(piece) for piece in pieces] == texts
 
 
 def test_counts_of_the_whole(books: Path, monkeypatch: pytest.MonkeyPatch, prepared_root: Path) -> None:
