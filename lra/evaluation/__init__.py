@@ -3,10 +3,12 @@
 from lra.evaluation.breakdown import Breakdown
 from lra.evaluation.by_distance import ByDistance
 from lra.evaluation.evaluate import evaluate
-from lra.evaluation.protocols import Block, Carried, Protocol
+from lra.evaluation.protocols import Block, Carried, Protocol, Rows, Sliding
 from lra.evaluation.report import Report
 
 BREAKDOWNS: dict[str, type[Breakdown]] = {each.name: each for each in (ByDistance,)}
 """What `lra eval --by NAME` can put beside a score."""
 
-__all__ = ["BREAKDOWNS", "Block", "Breakdown", "ByDistance", "Carried", "Protocol", "Report", "evaluate"]
+__all__ = [
+    "BREAKDOWNS", "Block", "Breakdown", "ByDistance", "Carried", "Protocol", "Report", "Rows", "Sliding", "evaluate",
+]  # fmt: skip
