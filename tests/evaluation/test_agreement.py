@@ -1,10 +1,12 @@
 """Protocols agree, token by token, where they give tokens the same context."""
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -92,6 +94,20 @@ def test_one_layer_has_no_context_beyond_its_keys(make_model: Make, corpus: Any)
         sliding = each(make_model(**options), corpus, Sliding(window=5, stride=1))
         carried = each(make_model(memory=5, **options), corpus, Carried(streams=1, segment=7, attention_length=5))
         assert np.allclose(sliding, carried, rtol=1e-5) == agree
+
+
+def test_golden_scores(make_model: Make, make_corpus: Any) -> None:
+    """Of parameters and tokens by formula (U65): if these move, so does every score that was ever reported."""
+    graph, state = nnx.split(make_model(memory=5))
+    waves = jax.tree.map(lambda x: jnp.sin(1 + jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), state)
+    model, corpus = nnx.merge(graph, waves), make_corpus((np.arange(101) ** 2 % 11).astype(np.uint8))
+    for protocol, bits in (
+        (Block(segment=7, batch_size=3), 7.736692),
+        (Sliding(window=7, stride=3, batch_size=3), 7.744720),
+        (Carried(streams=3, segment=7), 7.745815),
+    ):
+        report = evaluate(model, corpus, "test", protocol)
+        assert report.nats_per_token / math.log(2) == pytest.approx(bits, rel=1e-6), protocol.describe()
 
 
 def test_context_is_promised_and_stated(make_model: Make, corpus: Any) -> None:
