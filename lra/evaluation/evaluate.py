@@ -128,7 +128,17 @@ def _scores(
     for batch in batches:
         probes = () if breakdown is None else breakdown.probes(batch)
         *found, memory = _step(
-            graph, names, state, memory, batch.inputs, batch.targets, batch.valid, batch.reset, key, probes
+            graph,
+            names,
+            state,
+            memory,
+            batch.inputs,
+            batch.targets,
+            batch.valid,
+            batch.weights > 0,
+            batch.reset,
+            key,
+            probes,
         )
         if pending is not None:
             yield _fetched(*pending)
@@ -146,11 +156,11 @@ def _fetched(
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _step(
     graph: Any, names: tuple[str, ...], state: Any, memory: Any, inputs: Array, targets: Array, valid: Array,
-    reset: Array, key: Array | None, probes: Terms,
+    counted: Array, reset: Array, key: Array | None, probes: Terms,
 ) -> tuple[Array, Array, Mapping[str, Array], Any]:  # fmt: skip
     model: Decoder = nnx.merge(graph, state)
     memory = model.reset_memory(memory, reset)
-    scored = model.score(inputs, targets, valid=valid, memory=memory, key=key, probes=probes)
+    scored = model.score(inputs, targets, valid=valid, memory=memory, key=key, probes=probes, scored=counted)
     return scored.nats, scored.right, {name: scored.metrics[name] for name in names}, scored.memory
 
 
