@@ -103,18 +103,11 @@ def _same_text(first: Scorer, other: Scorer) -> None:
     if first.run.resolve() == other.run.resolve():
         raise UserError(f"{other.run} is in the group twice: name each run once")
     ours, theirs = first.experiment.corpus, other.experiment.corpus
-    for what, one, two in (
-        ("corpus", (ours.name, ours.digest), (theirs.name, theirs.digest)),
-        (
-            "vocabulary",
-            (ours.vocabulary.name, ours.vocabulary.digest),
-            (theirs.vocabulary.name, theirs.vocabulary.digest),
-        ),
-    ):
-        if one != two:
+    for what, one, two in (("corpus", ours, theirs), ("vocabulary", ours.vocabulary, theirs.vocabulary)):
+        if (one.name, one.digest) != (two.name, two.digest):
             raise UserError(
-                f"{first.run} has {what} {one[0]} (digest {one[1]}), but {other.run} has {two[0]} (digest {two[1]}): "
-                "put runs into a group that score the same tokens"
+                f"{first.run} has {what} {one.name} (digest {one.digest}), but {other.run} has {two.name} (digest "
+                f"{two.digest}): put runs into a group that score the same tokens"
             )
 
 

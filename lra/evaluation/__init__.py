@@ -6,7 +6,7 @@ from lra.evaluation.by_distance import ByDistance
 from lra.evaluation.by_frequency import ByFrequency
 from lra.evaluation.by_position import ByPosition
 from lra.evaluation.evaluate import evaluate, reach
-from lra.evaluation.protocols import Block, Carried, Protocol
+from lra.evaluation.protocols import Block, Carried, Protocol, Rows, Sliding
 from lra.evaluation.report import Report
 
 BREAKDOWNS: dict[str, type[Breakdown]] = {each.name: each for each in (ByContext, ByDistance, ByFrequency, ByPosition)}
@@ -14,5 +14,5 @@ BREAKDOWNS: dict[str, type[Breakdown]] = {each.name: each for each in (ByContext
 
 __all__ = [
     "BREAKDOWNS", "Block", "Breakdown", "ByContext", "ByDistance", "ByFrequency", "ByPosition", "Carried", "Protocol",
-    "Report", "evaluate", "reach",
+    "Report", "Rows", "Sliding", "evaluate", "reach",
 ]  # fmt: skip

@@ -100,6 +100,7 @@ def evaluate(
         tokens_expected=expected,
         tokens_right=right,
         bytes=corpus.num_bytes(split, limit) if scored is None else vocabulary.num_bytes(counted),
+        characters=corpus.num_characters(split, limit) if scored is None else vocabulary.num_characters(counted),
         words=None if partial else corpus.num_words(split),
         nats_total=total,
         partial=partial,
