@@ -22,7 +22,7 @@ that are not read."""
 
 BY = """\
 what to show beside the score: distance, where attention goes; frequency, by how often a token occurs in train;
-position, by place in the segment; context, by tokens of context, on 4096 tokens (or --partial)"""
+position, by place in the segment; context, by tokens of context, on 2048 tokens (or --partial)"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

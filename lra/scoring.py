@@ -87,6 +87,8 @@ def _by_context(scorers: Sequence[Scorer], options: argparse.Namespace) -> tuple
         _same_text(first, other)
     lengths = _default_lengths(scorers) if options.contexts is None else _lengths(options.contexts)
     breakdown = ByContext(lengths) if options.partial is None else ByContext(lengths, options.partial)
+    for scorer in scorers:
+        breakdown.check(str(scorer.run), scorer.model)
     reports = [
         breakdown.measure(
             str(scorer.run), scorer.model, corpus, options.split,
@@ -117,7 +119,7 @@ def _default_lengths(scorers: Sequence[Scorer]) -> list[int]:
     positions = (scorer.model.position for scorer in scorers)
     longest = min([longest, *(each.max_length for each in positions if each is not None and each.max_length)])
     step = longest // CONTEXTS or 1
-    return list(range(step, CONTEXTS * step + 1, step))
+    return list(range(step, min(longest, CONTEXTS * step) + 1, step))
 
 
 def _lengths(text: str) -> list[int]:

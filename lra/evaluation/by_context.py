@@ -24,7 +24,7 @@ from lra.evaluation.protocols import Protocol, Sliding
 from lra.evaluation.report import Report
 from lra.models import Decoder
 
-TARGETS = 4096
+TARGETS = 2048
 """Tokens that are scored from every length, unless more or fewer are asked for."""
 
 
@@ -38,7 +38,7 @@ class ByContext(Breakdown):
         targets: tokens that are scored, at most: the first of the split that have the longest context before them.
 
     Raises:
-        ValueError: other lengths, or no targets.
+        UserError: other lengths, or no targets.
     """
 
     name = "context"
@@ -46,9 +46,11 @@ class ByContext(Breakdown):
     def __init__(self, lengths: Sequence[int], targets: int = TARGETS) -> None:
         steps = np.diff(lengths)
         if not steps.size or min(lengths) < 1 or (steps < 1).any() or (steps != steps[0]).any():
-            raise ValueError(f"context lengths are {list(lengths)}, but must be two or more, ascending at equal steps")
+            raise UserError(
+                f"context lengths are {list(lengths)}, but must be two or more, ascending at equal steps: choose others"
+            )
         if targets < 1:
-            raise ValueError(f"{targets} tokens are to be scored by context, but it must be at least 1: raise it")
+            raise UserError(f"{targets} tokens are to be scored by context, but it must be at least 1: raise it")
         self.lengths, self.targets = np.asarray(lengths), targets
         self._losses: dict[str, list[np.ndarray]] = {}
         self._nats: list[np.ndarray] = []
@@ -61,6 +63,14 @@ class ByContext(Breakdown):
         counts = batch.weights > 0
         self._nats.append(nats[counts].astype(np.float64))
         self._tokens.append(batch.targets[counts])
+
+    def check(self, name: str, model: Decoder) -> None:
+        """Raises `UserError` where a model cannot read contexts of all lengths: `measure` would find out late."""
+        for length in self.lengths.tolist():
+            try:
+                Sliding(window=length, stride=1).check(model)
+            except UserError as error:
+                raise UserError(f"{name} cannot read {length} tokens of context, choose others ({error})") from error
 
     def measure(
         self, name: str, model: Decoder, corpus: Corpus, split: str, *, batch_tokens: int, **options: Any
@@ -162,7 +172,7 @@ class ByContext(Breakdown):
             axis.plot(self.lengths, np.exp(nats), marker="o", label=f"{name} (effective {effective})")
         axis.set_xticks(self.lengths)
         axis.set_xlabel("tokens of context")
-        axis.set_ylabel("perplexity per token")
+        axis.set_ylabel(f"perplexity of the same {self.losses.shape[2]:,} tokens")
         axis.legend(title=f"effective context at r = {' / '.join(map(str, SHARES))}", fontsize=8, title_fontsize=8)
         figure.suptitle(f"By context, {caption}", fontsize=9, wrap=True)
         draw.save(figure, path, f"By context, {caption}")

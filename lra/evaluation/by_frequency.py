@@ -103,14 +103,17 @@ class ByFrequency(Breakdown):
         entries = self.as_dict()["buckets"]
         figure = draw.canvas(9, 4)
         left, right = figure.subplots(1, 2)
-        left.bar(BUCKETS, [entry["nats_per_token"] or 0 for entry in entries])
-        left.set_ylabel("nats per token")
+        names = [f"{entry['occurrences']}\n{entry['tokens']:,} tokens" for entry in entries]
         places = np.arange(len(BUCKETS))
+        left.bar(places, [entry["nats_per_token"] or 0 for entry in entries])
+        left.set_ylabel("nats per token")
         for shift, name in ((-0.2, "tokens"), (0.2, "nats")):
             shares = [entry[f"share_of_{name}"] or 0 for entry in entries]
             right.bar(places + shift, shares, width=0.4, label=f"share of {name}")
-        right.set_xticks(places, BUCKETS)
         right.legend()
+        for axis in (left, right):
+            axis.set_xticks(places, names)
+            axis.tick_params(labelsize=8)
         figure.suptitle(f"By frequency, {caption}", fontsize=9, wrap=True)
         figure.supxlabel("occurrences of the token in train", fontsize=8)
         draw.save(figure, path, f"By frequency, {caption}")
