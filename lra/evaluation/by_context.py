@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from rich.table import Table
 
@@ -67,9 +68,15 @@ class ByContext(Breakdown):
     def check(self, name: str, model: Decoder) -> None:
         """Raises `UserError` where a model cannot read contexts of all lengths: `measure` would find out late."""
         for length in self.lengths.tolist():
+            ids = np.zeros((1, length), np.int32)
+
+            def read(ids: np.ndarray = ids) -> Any:
+                return model.score(ids, ids, memory=model.initial_memory(1, train=False), key=jax.random.key(0)).nats
+
             try:
                 Sliding(window=length, stride=1).check(model)
-            except UserError as error:
+                jax.eval_shape(read)  # patterns and terms that cannot do with so few or so many tokens
+            except ValueError as error:
                 raise UserError(f"{name} cannot read {length} tokens of context, choose others ({error})") from error
 
     def measure(
@@ -93,7 +100,7 @@ class ByContext(Breakdown):
         """
         scored, longest = corpus.scored(split), int(self.lengths[-1])
         size = corpus.tokens(split).size
-        numbers = np.arange(size) if scored is None else np.flatnonzero(scored)
+        numbers = np.arange(min(size, longest + self.targets)) if scored is None else np.flatnonzero(scored)
         chosen = numbers[numbers >= longest][: self.targets]
         if not chosen.size:
             raise UserError(

@@ -13,6 +13,7 @@ from flax import nnx
 from matplotlib import image
 from rich.console import Console
 
+from lra.attention import LSH, Full, LearnedDistance
 from lra.errors import UserError
 from lra.evaluation import BREAKDOWNS, Block, ByContext, Carried, reach
 from lra.models import Decoder, LearnedPositions
@@ -77,12 +78,23 @@ def test_wrong_arguments(lengths: list[int], targets: int, words: str) -> None:
         ByContext(lengths, targets)
 
 
-def test_more_context_than_positions(make_model: Make) -> None:
-    model = make_model(position=partial(LearnedPositions, max_length=6))
-    ByContext([3, 6]).check("runs/a", model)
+def test_more_context_than_positions() -> None:
+    options = {"num_layers": 1, "width": 8, "num_heads": 2, "pattern": Full, "vocabulary_size": 11}
+    position = partial(LearnedPositions, max_length=6)
+    model = nnx.eval_shape(lambda: Decoder(**options, position=position, rngs=nnx.Rngs(0)))
     words = r"runs/a cannot read 8 tokens of context, choose others \(Sliding.window is 8, .* 6 positions"
     with pytest.raises(UserError, match=words):
-        ByContext([4, 8]).check("runs/a", model)
+        ByContext([8, 16]).check("runs/a", model)
+
+
+def test_contexts_that_a_pattern_or_a_term_cannot_read(make_model: Make) -> None:
+    ByContext([3, 6]).check("runs/a", make_model(5))
+    hashed = make_model(pattern=partial(LSH, chunk=4, buckets=2, rounds=1))
+    with pytest.raises(UserError, match=r"runs/a cannot read 3 tokens of context, choose others \(LSH.chunk is 4, but"):
+        ByContext([3, 6]).check("runs/a", hashed)
+    short = make_model(terms=(partial(LearnedDistance, length=5),))
+    with pytest.raises(UserError, match=r"runs/a cannot read 6 tokens .*the table has vectors for distances up to 4"):
+        ByContext([3, 6]).check("runs/a", short)
 
 
 def test_reach(make_model: Make) -> None:
