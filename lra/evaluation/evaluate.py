@@ -35,6 +35,9 @@ def evaluate(
 ) -> Report:
     """Scores a split, every token once, with dropout off. The same model and shapes compile once in a process.
 
+    The score depends neither on the protocol's batch size nor on the devices that hold the model. Of several processes
+    each one that calls this scores all of the split, with what its own devices hold.
+
     Args:
         model: the decoder.
         corpus: where the tokens come from.

@@ -68,13 +68,12 @@ def make_corpus() -> Callable[[np.ndarray], Corpus]:
 @functools.cache
 def _model(memory: int | None, kind: type[Decoder], options: tuple[tuple[str, Any], ...]) -> Decoder:
     model = kind(
-        width=8,
         num_heads=2,
         memory=None if memory is None else functools.partial(Recurrence, length=2, evaluation_length=memory),
         stack=functools.partial(Stack, scan=True),  # compiles one layer
         vocabulary_size=SIZE,
         rngs=nnx.Rngs(0),
-        **{"num_layers": 2, "pattern": Full, **dict(options)},
+        **{"num_layers": 2, "width": 8, "pattern": Full, **dict(options)},
     )
     # Wider parameters than those at the start, so that a token's context matters to its score.
     graph, state = nnx.split(model)

@@ -1,9 +1,13 @@
 """Protocols agree, token by token, where they give tokens the same context."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
+import optax
+import pytest
 from flax import nnx
 
 from lra.attention import XLRelative
@@ -98,3 +102,52 @@ def test_context_is_promised_and_stated(make_model: Make, corpus: Any) -> None:
         "from 1 token on, the others their last 3, from 5 to 7 tokens; memory starts empty in each; "
         "id 3 stands before the first token"
     )
+
+
+@pytest.mark.slow
+def test_more_context_scores_a_trained_model_no_worse(make_model: Make, make_corpus: Any) -> None:
+    """By smaller strides and by longer memory, up to the score of one long window (U55, U57, U104).
+
+    Most tokens repeat the one five before them, which a model with terms by distance learns in seconds.
+    """
+    tokens = np.random.default_rng(0).integers(0, 11, 21_001)
+    for n in np.flatnonzero(np.random.default_rng(1).random(tokens.size) < 0.9)[5:]:
+        tokens[n] = tokens[n - 5]
+    options = {"terms": (XLRelative,), "num_layers": 1, "width": 32}
+    model = trained(make_model(**options), tokens[:20_000], segment=16, steps=200)
+    corpus = make_corpus(tokens[20_000:].astype(np.uint8))
+    remembering = nnx.merge(nnx.graphdef(make_model(memory=64, **options)), nnx.state(model))
+
+    def perplexity(model: Decoder, protocol: Protocol) -> float:
+        return evaluate(model, corpus, "test", protocol).perplexity
+
+    strides = [perplexity(model, Sliding(window=8, stride=stride, batch_size=64)) for stride in (8, 4, 2, 1)]
+    lengths = [
+        perplexity(remembering, Carried(streams=1, segment=4, memory_length=length, attention_length=length + 1))
+        for length in (1, 5, 12)
+    ]
+    for worse, better in itertools.pairwise(strides):
+        assert better < 1.005 * worse
+    for worse, better in itertools.pairwise([perplexity(model, Block(segment=4, batch_size=64)), *lengths]):
+        assert better < 1.005 * worse
+    assert strides[-1] < 0.7 * strides[0]
+    assert lengths[-1] == pytest.approx(perplexity(model, Sliding(window=13, stride=1, batch_size=64)), rel=1e-5)
+
+
+def trained(model: Decoder, tokens: np.ndarray, *, segment: int, steps: int) -> Decoder:
+    """The model, from the values that parameters usually start with, after so many steps of Adam on random windows."""
+    graph, state = nnx.split(model)
+    state, optimizer = jax.tree.map(lambda x: x / 3, state), optax.adam(0.003)
+
+    @jax.jit
+    def step(state: Any, moments: Any, inputs: Any, targets: Any) -> Any:
+        gradient = jax.grad(lambda state: nnx.merge(graph, state).score(inputs, targets).nats.mean())(state)
+        change, moments = optimizer.update(gradient, moments)
+        return optax.apply_updates(state, change), moments
+
+    moments, rng = optimizer.init(state), np.random.default_rng(2)
+    for _ in range(steps):
+        begins = rng.integers(0, tokens.size - segment, (32, 1))
+        windows = tokens[begins + np.arange(segment + 1)].astype(np.int32)
+        state, moments = step(state, moments, windows[:, :-1], windows[:, 1:])
+    return nnx.merge(graph, state)
