@@ -73,11 +73,11 @@ def evaluate(
     if not counted.size:
         raise UserError(f"none of the first {limit} tokens of {corpus.name} {split} is scored: raise the limit")
     model = model.fitted()
-    memory = model.initial_memory(protocol.batch_size, train=False, length=protocol.memory_length)
+    memory = _memory(model, protocol)
     past = _past(model, memory)
     context = protocol.context(_remembered(model, protocol.memory_length)) + _short(model, past)
     if breakdown is not None:
-        breakdown.check(model, protocol.segment + (0 if past is None else past.span))
+        breakdown.begin(model, corpus, protocol, reach(model, protocol))
     total, done, right = 0.0, 0, 0
     batches = _checked(protocol.batches(tokens, vocabulary.start, scored, documents), model)
     for batch, nats, hits, metrics in _scores(model, memory, batches, key, breakdown):
@@ -112,6 +112,16 @@ def evaluate(
         weights=weights,
         causality=model.stack.causality,
     )
+
+
+def reach(model: Decoder, protocol: Protocol) -> int:
+    """Tokens that a query may read in a protocol: its segment's, and those that the slots of memory before it span."""
+    past = _past(model, jax.eval_shape(lambda: _memory(model, protocol)))
+    return protocol.segment + (0 if past is None else past.span)
+
+
+def _memory(model: Decoder, protocol: Protocol) -> Any:
+    return model.initial_memory(protocol.batch_size, train=False, length=protocol.memory_length)
 
 
 def _scores(

@@ -28,7 +28,7 @@ class Each(Breakdown):
     def __init__(self) -> None:
         self.nats: list[np.ndarray] = []
 
-    def check(self, model: Decoder, reach: int) -> None:
+    def begin(self, model: Decoder, corpus: Any, protocol: Protocol, reach: int) -> None:
         pass
 
     def add(self, batch: Batch, nats: np.ndarray, metrics: Mapping[str, Any]) -> None:
