@@ -25,7 +25,7 @@ def keep(workdir: Path, values: dict[str, Any]) -> Path:
     kind = [values["split"], values["protocol_name"]]
     kind += ["ema"] if values["weights"] == "ema" else []
     kind += ["partial"] if values["partial"] else []
-    kind += [hashlib.sha256(f"{values['protocol']}\n{values['tokens_scored']}".encode()).hexdigest()[:8]]
+    kind += [hashlib.sha256(values["protocol"].encode()).hexdigest()[:8]]
     path = workdir / folder.EVALUATIONS / f"{'-'.join(kind)}.json"
     try:
         path.parent.mkdir(exist_ok=True)
