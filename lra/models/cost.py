@@ -132,7 +132,8 @@ class Cost:
             title=title, title_justify="left", caption_justify="left",
             caption="matrix products and convolutions; a multiplication and an addition are two operations, or one "
             "multiply-add; by rule: of the pairs that patterns allow; as run: masked and recomputed ones too; "
-            "projections: those of patterns, and their convolutions, too",
+            "projections: those of patterns, and their convolutions, too; adaptive softmax: at most, as if all targets "
+            "were in all clusters",
         )  # fmt: skip
         rows: dict[str, tuple[float | None, float]] = {n: (self.by_rule[n], self.as_run[n]) for n in self.as_run}
         rows["forward"] = sum(self.by_rule.values()), sum(self.as_run.values())

@@ -63,8 +63,9 @@ class Embedding(TokenEmbedding):
 class AdaptiveEmbedding(TokenEmbedding):
     """Adaptive input (Baevski and Auli 2019, arXiv:1809.10853, section 3), as Transformer-XL has it.
 
-    Ids are ranked by frequency, as vocabularies of words are here. Cluster i = 0, 1, ... has vectors of
-    `table_width / div_value**i`, which a projection brings to the model's width.
+    Ids need to be ranked by frequency, as those of words are (`lra.data.words`); clusters of others, such as bytes,
+    work but save nothing. Cluster i = 0, 1, ... has vectors of `table_width / div_value**i`, which a projection brings
+    to the model's width.
 
     Args:
         cutoffs: first ids of the clusters after the first, such as (20_000, 40_000, 200_000).

@@ -13,7 +13,7 @@ from flax import nnx
 from lra.attention.initialisers import initialiser
 from lra.attention.precision import accumulator
 from lra.attention.visibility import Array
-from lra.models.embeddings import TokenEmbedding
+from lra.models.embeddings import Embedding, TokenEmbedding
 from lra.models.some_rows import some_rows
 
 
@@ -112,7 +112,8 @@ class AdaptiveSoftmax(Head):
 
     Args:
         tied_projections: whether the projection before a cluster's table is that of its embedding: one for all, or one
-            for each cluster, such as (False, True, True, True) in Transformer-XL on WikiText-103.
+            for each cluster, such as (False, True, True, True) in Transformer-XL on WikiText-103. Where the embedding
+            has no projections there are none to tie.
         bias: whether each id and cluster has a bias.
         kernel: name of the initialiser of projections of its own.
         chunk: positions scored at a time; logits are computed again for the gradient.
@@ -122,7 +123,8 @@ class AdaptiveSoftmax(Head):
         rngs: random streams.
 
     Raises:
-        ValueError: a chunk below 1, or another number of tied projections than of clusters.
+        ValueError: a chunk below 1, an embedding without clusters, another number of tied projections than of
+            clusters, or a stack that gives vectors of another width than those projections.
     """
 
     def __init__(
@@ -140,6 +142,11 @@ class AdaptiveSoftmax(Head):
     ) -> None:
         if chunk < 1:
             raise ValueError(f"AdaptiveSoftmax.chunk needs to be at least 1, got {chunk}")
+        if isinstance(embedding, Embedding):
+            raise ValueError(
+                "AdaptiveSoftmax has the clusters of the token embedding, of which Embedding has none: set "
+                "Decoder.embedding = @AdaptiveEmbedding, or Decoder.head = @Softmax"
+            )
         count = len(embedding.borders)
         tied = tied_projections if isinstance(tied_projections, tuple) else (tied_projections,) * count
         if len(tied) != count:
@@ -150,7 +157,13 @@ class AdaptiveSoftmax(Head):
         own: dict[str, nnx.Param] = {}
         for number, with_embedding in enumerate(tied):
             table, projection = embedding.cluster(number)
-            shared = projection is not None and with_embedding and width == embedding.width
+            shared = projection is not None and with_embedding
+            if shared and width != embedding.width:
+                raise ValueError(
+                    f"the stack gives vectors of {width}, but the projections of the token embedding have "
+                    f"{embedding.width}, so that the output head cannot share them: set "
+                    "AdaptiveSoftmax.tied_projections = False"
+                )
             if not shared and (projection is not None or table.shape[1] != width):
                 own[str(number)] = nnx.Param(initialiser(kernel)(rngs.params(), (width, table.shape[1])))
         self.projections = nnx.Dict(own)

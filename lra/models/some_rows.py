@@ -33,7 +33,7 @@ def some_rows(
         x: rows [N, C].
         targets: [N] integers.
         chosen: which rows are wanted, [N] booleans; None for all.
-        chunk: c, rows at a time.
+        chunk: c, rows at a time; all N where that is fewer.
 
     Returns:
         What the function gives, [N] and [N, ...], and zeros for other rows.
@@ -49,6 +49,7 @@ def _forward(
     chosen: Array | None,
     chunk: int,
 ) -> tuple[tuple[Array, Any], Any]:
+    chunk = min(chunk, len(x))
     order, count = _order(chosen, len(x), chunk)
 
     def turn(n: Array, out: Any) -> Any:
@@ -66,6 +67,7 @@ def _backward(
     function: Callable[[Any, Array, Array], tuple[Array, Any]], chunk: int, saved: Any, cotangents: tuple[Array, Any]
 ) -> tuple[Any, Array, None, None]:
     parameters, x, targets, order, count = saved
+    chunk = min(chunk, len(x))
 
     def turn(n: Array, sums: tuple[Any, Array]) -> tuple[Any, Array]:
         index = jax.lax.dynamic_slice_in_dim(order, n * chunk, chunk)

@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lra.attention import Full
-from lra.models import AdaptiveEmbedding, AdaptiveSoftmax, Decoder, Embedding, Softmax, Stack
+from lra.attention import Attention, Full, XLRelative
+from lra.models import (
+    AdaptiveEmbedding,
+    AdaptiveSoftmax,
+    Decoder,
+    Embedding,
+    FeedForward,
+    Softmax,
+    Stack,
+    parameters,
+)  # fmt: skip
 from lra.models.cost import cost
 from lra.models.traced import flops
 
@@ -84,7 +93,7 @@ def test_embedding(clusters, rng):
         ("equal", {"chunk": 38}),
         ("shared", {"tied_projections": (False, True, True)}),
         ("four", {"tied_projections": (False, True, True, True), "bias": True}),
-        ("four", {"width": 2 * C, "chunk": 64}),
+        ("four", {"width": 2 * C, "tied_projections": False, "chunk": 64}),
     ],
 )
 def test_adaptive_softmax(clusters, options, rng):
@@ -210,9 +219,10 @@ def test_what_is_not_scored_is_left_out(kind, rng):
     assert not nats[~scored].any()  # what was computed would not be 0
 
 
-def test_operations_are_counted(rng):
-    """Those of a chunk times the chunks, of every cluster as if all targets were in it."""
-    embedding, head = make("one", rng, chunk=8)
+@pytest.mark.parametrize(("chunk", "rows"), [(8, 24), (100, 20)])
+def test_operations_are_counted(chunk, rows, rng):
+    """Those of a chunk times the chunks, of every cluster as if all targets were in it; no more rows than there are."""
+    embedding, head = make("one", rng, chunk=chunk)
     graph, params = nnx.split((embedding, head))
 
     def nats(params, x, targets):
@@ -221,7 +231,7 @@ def test_operations_are_counted(rng):
 
     shapes = jax.ShapeDtypeStruct((1, 20, C), jnp.float32), jax.ShapeDtypeStruct((1, 20), jnp.int32)
     first, tail = C * C * 2 + C * (7 + 1), C * C // 2 + C // 2 * (V - 7)  # the first projects for its entries too
-    assert flops(nats, params, *shapes) == 2 * 24 * (first + 2 * tail)  # the likeliest id may be in the other cluster
+    assert flops(nats, params, *shapes) == 2 * rows * (first + 2 * tail)  # the likeliest id may be in the other cluster
 
 
 def test_decoder_learns_by_clusters(rng):
@@ -264,34 +274,44 @@ def test_embeddings_refuse(make, words):
         (functools.partial(Softmax, chunk=0), r"Softmax\.chunk needs to be at least 1, or None"),
         (Softmax, "set Decoder.head = @AdaptiveSoftmax, or Softmax.tied = False"),
         (functools.partial(Softmax, width=24), r"cannot be tied to it: set Softmax\.tied = False"),
+        (
+            functools.partial(AdaptiveSoftmax, width=24),
+            r"vectors of 24, but the projections .* have 12, .* set AdaptiveSoftmax\.tied_projections = False",
+        ),
     ],
 )
 def test_heads_refuse(head, words):
-    embedding = AdaptiveEmbedding(cutoffs=(3, 9), vocabulary_size=V, width=C, rngs=nnx.Rngs(0))
+    embedding = AdaptiveEmbedding(cutoffs=(3, 9), div_value=2, vocabulary_size=V, width=C, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=words):
         head(
             **{"vocabulary_size": V, "width": C} | getattr(head, "keywords", {}), embedding=embedding, rngs=nnx.Rngs(0)
         )
 
 
-def test_published_sizes():
+def test_clusters_come_from_the_embedding():
+    embedding = Embedding(vocabulary_size=V, width=C, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"set Decoder\.embedding = @AdaptiveEmbedding, or Decoder\.head = @Softmax"):
+        AdaptiveSoftmax(vocabulary_size=V, width=C, embedding=embedding, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "heads", "hidden", "div", "untie", "millions"),
+    [
+        (16, 410, 10, 2100, 1, False, 151.108),
+        pytest.param(18, 1024, 16, 4096, 4, False, 285.171, marks=pytest.mark.slow),
+        pytest.param(18, 1024, 16, 4096, 4, True, 285.205, marks=pytest.mark.slow),
+    ],
+)
+def test_published_sizes(layers, width, heads, hidden, div, untie, millions):
     """Transformer-XL on WikiText-103: 151M, and 285M by the scripts of the large one (Dai et al. 2019 print 257M)."""
-    from lra.attention import Attention, XLRelative
-    from lra.models import FeedForward, parameters
-
-    def size(layers, width, heads, hidden, div, tied, untie):
-        model = nnx.eval_shape(
-            lambda: Decoder(
-                num_layers=layers, width=width, num_heads=heads, pattern=Full, vocabulary_size=267_735,
-                attention=Attention, feed_forward=functools.partial(FeedForward, hidden=hidden, activation="relu"),
-                stack=functools.partial(Stack, norm="post"), terms=(functools.partial(XLRelative, untie=untie),),
-                embedding=functools.partial(AdaptiveEmbedding, cutoffs=(20_000, 40_000, 200_000), div_value=div),
-                head=functools.partial(AdaptiveSoftmax, bias=True, tied_projections=tied), rngs=nnx.Rngs(0),
-            )
-        )  # fmt: skip
-        return sum(parameters.count(nnx.state(model, nnx.Param)).values())
-
-    tied = (False, True, True, True)
-    assert round(size(16, 410, 10, 2100, 1, tied, False) / 1e6, 3) == 151.108
-    assert round(size(18, 1024, 16, 4096, 4, tied, False) / 1e6, 3) == 285.171
-    assert round(size(18, 1024, 16, 4096, 4, tied, True) / 1e6, 3) == 285.205
+    model = nnx.eval_shape(
+        lambda: Decoder(
+            num_layers=layers, width=width, num_heads=heads, pattern=Full, vocabulary_size=267_735,
+            attention=Attention, feed_forward=functools.partial(FeedForward, hidden=hidden, activation="relu"),
+            stack=functools.partial(Stack, norm="post"), terms=(functools.partial(XLRelative, untie=untie),),
+            embedding=functools.partial(AdaptiveEmbedding, cutoffs=(20_000, 40_000, 200_000), div_value=div),
+            head=functools.partial(AdaptiveSoftmax, bias=True, tied_projections=(False, True, True, True)),
+            rngs=nnx.Rngs(0),
+        )
+    )  # fmt: skip
+    assert round(sum(parameters.count(nnx.state(model, nnx.Param)).values()) / 1e6, 3) == millions

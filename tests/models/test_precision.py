@@ -13,7 +13,7 @@ from flax import nnx
 
 from lra.attention import Full, MemoryCompressed, Recurrence, Rotary, WindowGlobal
 from lra.attention.layer import Attention
-from lra.models import Decoder, FeedForward, Stack
+from lra.models import AdaptiveEmbedding, AdaptiveSoftmax, Decoder, Embedding, FeedForward, Softmax, Stack
 
 SIZES = {"num_layers": 2, "width": 12, "num_heads": 3, "vocabulary_size": 17}
 NARROW = pytest.mark.parametrize("narrow", ["bfloat16", "float16"])
@@ -104,6 +104,35 @@ def test_projections_of_patterns_are_as_narrow_as_the_layers(rng, narrow, patter
     model = Decoder(**SIZES, pattern=pattern, compute_dtype=narrow, rngs=nnx.Rngs(0))
     jaxpr = jax.make_jaxpr(lambda *args: model.score(*args).nats)(*rng.integers(0, 17, (2, 2, 8), np.int32)).jaxpr
     assert {dtypes(eqn) for eqn in equations(jaxpr) if (eqn.primitive.name, source(eqn)) == place} == {(narrow,) * 3}
+
+
+@NARROW
+@pytest.mark.parametrize(
+    ("embedding", "head"),
+    [
+        (Embedding, functools.partial(Softmax, bias=True, chunk=4)),
+        (
+            functools.partial(AdaptiveEmbedding, cutoffs=(5, 11), div_value=2),
+            functools.partial(AdaptiveSoftmax, bias=True),
+        ),
+    ],
+    ids=["in chunks", "adaptive"],
+)
+def test_heads_in_chunks_are_narrow_in_their_operands_alone(rng, narrow, embedding, head):
+    model = Decoder(**SIZES, pattern=Full, compute_dtype=narrow, embedding=embedding, head=head, rngs=nnx.Rngs(0))
+    loss, state = loss_of(model)
+    tokens, seen = rng.integers(0, 17, (2, 8), np.int32), defaultdict(set)
+    for eqn in equations(jax.make_jaxpr(loss)(state, tokens, None).jaxpr):
+        if source(eqn) in ("output.py", "some_rows.py"):
+            seen[eqn.primitive.name].add(dtypes(eqn))
+    assert seen["dot_general"] == {(narrow, narrow, "float32")}
+    for name in ("exp", "log", "reduce_sum", "reduce_max", "add", "scatter"):
+        assert {kind for kinds in seen[name] for kind in kinds} <= {"float32"}, name
+    assert seen["exp"]
+    (value, scored), gradients = jax.eval_shape(jax.value_and_grad(loss, has_aux=True), state, tokens, None)
+    logits, _ = nnx.eval_shape(lambda model: model(tokens), model)
+    for x in jax.tree.leaves((value, scored.nats, logits, gradients)):
+        assert x.dtype == jnp.float32
 
 
 @NARROW
