@@ -94,10 +94,10 @@ def eval_command(options: argparse.Namespace) -> None:
     reference = {}
     if corpus.vocabulary.complete and report.bytes <= REFERENCE_BYTES and corpus.scored(options.split) is None:
         reference = compressed(b"".join(corpus.text(options.split))[: report.bytes])
-    values = report.as_dict() | {"protocol_name": scorer.protocol_name, "reference_bits_per_byte": reference}
-    values |= {"seed": experiment.seed}
+    name = None if options.by == ByContext.name else scorer.protocol_name  # whose windows no protocol of the run has
+    values = report.as_dict() | {"protocol_name": name, "reference_bits_per_byte": reference, "seed": experiment.seed}
     values["parameters"] = sum(parameters.count(experiment.abstract_state.parameters).values())
-    if options.by != ByContext.name:  # its report is of windows that no protocol of the run has
+    if name is not None:
         evaluations.keep(run, values)
     if options.json:
         _print_json(values if breakdown is None else values | {"by": {breakdown.name: breakdown.as_dict()}})

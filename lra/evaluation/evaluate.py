@@ -54,25 +54,11 @@ def evaluate(
         UserError: model, corpus and protocol don't fit, or a limit below 1.
         FloatingPointError: the model gives no finite score.
     """
-    if limit is not None and limit < 1:
-        raise UserError(f"the limit is {limit} tokens, but must be at least 1: raise it, or leave it out to score all")
-    protocol.check(model)
-    model = protocol.adapt(model)
-    vocabulary = corpus.vocabulary
-    if vocabulary.size > model.vocabulary_size:
-        raise UserError(
-            f"corpus {corpus.name} has {vocabulary.size} ids, but the model knows {model.vocabulary_size}: "
-            "evaluate it on the corpus that it was trained on"
-        )
     began = time.perf_counter()
-    tokens, scored = corpus.tokens(split), corpus.scored(split)
-    documents = corpus.document_starts(split) if protocol.documents else None
-    expected = int(tokens.size if scored is None else scored.sum())
-    tokens, scored = tokens[:limit], None if scored is None else scored[:limit]
+    model, vocabulary = _ready(model, corpus, protocol), corpus.vocabulary
+    tokens, scored, expected = _read(corpus, split, limit)
     counted = tokens if scored is None else tokens[scored]
-    if not counted.size:
-        raise UserError(f"none of the first {limit} tokens of {corpus.name} {split} is scored: raise the limit")
-    model = model.fitted()
+    documents = corpus.document_starts(split) if protocol.documents else None
     memory = _memory(model, protocol)
     past = _past(model, memory)
     context = protocol.context(_remembered(model, protocol.memory_length)) + _short(model, past)
@@ -120,6 +106,30 @@ def reach(model: Decoder, protocol: Protocol) -> int:
     return protocol.segment + (0 if past is None else past.span)
 
 
+def _read(corpus: Corpus, split: str, limit: int | None) -> tuple[np.ndarray, np.ndarray | None, int]:
+    """The first tokens of a split, which of them count (None for all), and how many do in the whole split."""
+    if limit is not None and limit < 1:
+        raise UserError(f"the limit is {limit} tokens, but must be at least 1: raise it, or leave it out to score all")
+    tokens, scored = corpus.tokens(split), corpus.scored(split)
+    expected = int(tokens.size if scored is None else scored.sum())
+    tokens, scored = tokens[:limit], None if scored is None else scored[:limit]
+    if not (tokens.size if scored is None else scored.any()):
+        raise UserError(f"none of the first {tokens.size} tokens of {corpus.name} {split} is scored: raise the limit")
+    return tokens, scored, expected
+
+
+def _ready(model: Decoder, corpus: Corpus, protocol: Protocol) -> Decoder:
+    """The model as it is evaluated; raises `UserError` where it does not fit corpus or protocol."""
+    protocol.check(model)
+    model = protocol.adapt(model)
+    if corpus.vocabulary.size > model.vocabulary_size:
+        raise UserError(
+            f"corpus {corpus.name} has {corpus.vocabulary.size} ids, but the model knows {model.vocabulary_size}: "
+            "evaluate it on the corpus that it was trained on"
+        )
+    return model.fitted()
+
+
 def _memory(model: Decoder, protocol: Protocol) -> Any:
     return model.initial_memory(protocol.batch_size, train=False, length=protocol.memory_length)
 
@@ -138,18 +148,9 @@ def _scores(
     for batch in batches:
         probes = () if breakdown is None else breakdown.probes(batch)
         *found, memory = _step(
-            graph,
-            names,
-            state,
-            memory,
-            batch.inputs,
-            batch.targets,
-            batch.valid,
-            batch.weights > 0,
-            batch.reset,
-            key,
+            graph, names, state, memory, batch.inputs, batch.targets, batch.valid, batch.weights > 0, batch.reset, key,
             probes,
-        )
+        )  # fmt: skip
         if pending is not None:
             yield _fetched(*pending)
         pending = batch, *found
