@@ -5,8 +5,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from lra.errors import UserError
+from lra.models import AdaptiveEmbedding, AdaptiveSoftmax
 from lra.models.parameters import named
 from lra.training import SGD, Adafactor, Adagrad, Adam, AdamW, Constant, Cosine, Group, Linear, Lion, Optimizer, Rsqrt
 from lra.training.groups import decays
@@ -168,6 +170,15 @@ def test_what_decays_goes_by_name_and_then_by_the_axes_in_a_layer():
     }  # fmt: skip
     parameters = jax.tree.map(jnp.zeros, shapes, is_leaf=lambda x: isinstance(x, tuple))
     assert {name for name, x in named(decays(parameters)).items() if x} == {"kernel", "layers.0.kernel"}
+
+
+def test_of_an_adaptive_softmax_biases_alone_do_not_decay():
+    sizes = {"vocabulary_size": 31, "width": 12, "rngs": nnx.Rngs(0)}
+    embedding = AdaptiveEmbedding(cutoffs=(7, 19), div_value=2, **sizes)
+    head = AdaptiveSoftmax(bias=True, tied_projections=False, embedding=embedding, **sizes)
+    found = named(decays(nnx.state(nnx.Dict(embedding=embedding, head=head), nnx.Param)))
+    assert {name for name, x in found.items() if not x} == {"head.bias", "head.cluster_bias"}
+    assert len(found) == 3 + 3 + 3 + 3  # tables; projections of both; clusters and biases
 
 
 def test_new_rules_have_their_closed_forms():
