@@ -169,6 +169,36 @@ class Decoder(nnx.Module):
         """The memory with the given rows [B] emptied."""
         return None if memory is None else self.stack.reset_memory(memory, rows)
 
+    def hidden(
+        self,
+        tokens: Array,
+        *,
+        valid: Array | None = None,
+        memory: Any = None,
+        key: Array | None = None,
+        train: bool = False,
+        probes: Terms = (),
+    ) -> StackOutput:
+        """What the stack returns, with the vectors that the head reads; arguments as of `score`."""
+        x = self.embedding(tokens)  # in the dtype of the parameters as they are
+        x = x * self.width**0.5 if self.embedding_scale else x
+        if self.position is not None:
+            limit = self.position.max_length
+            if limit is not None and tokens.shape[1] > limit:
+                bound = f"{type(self.position).__name__}.{self.position.bound}"
+                raise ValueError(f"the model has {limit} positions, got {tokens.shape[1]} tokens: raise {bound}")
+            x = x + self.position(jnp.arange(tokens.shape[1])[None])
+        x = dropout(x, self.dropout if train else 0.0, None if key is None else jax.random.fold_in(key, _EMBEDDING))
+        term_key = key if train else None
+        keys = [None if term_key is None else jax.random.fold_in(term_key, _TERMS + n) for n in range(len(self.terms))]
+        terms: Terms = (*(term(key) for term, key in zip(self.terms, keys, strict=True)), *probes)
+        visibility = Visibility.tokens(valid=valid, token=tokens)
+        output = self.stack(x, memory=memory, visibility=visibility, terms=terms, key=key, train=train)
+        if not (train and self.output_dropout):
+            return output
+        last = None if key is None else jax.random.fold_in(key, _OUTPUT)
+        return dataclasses.replace(output, x=dropout(output.x, self.output_dropout, last))
+
     def __call__(
         self,
         tokens: Array,
@@ -179,7 +209,7 @@ class Decoder(nnx.Module):
         train: bool = False,
     ) -> tuple[Array, StackOutput]:
         """Logits [B, T, V] for the tokens after `tokens` [B, T], and what the stack returned."""
-        output = self._hidden(tokens, valid, memory, key, train)
+        output = self.hidden(tokens, valid=valid, memory=memory, key=key, train=train)
         return self.head.logits(output.x, self.embedding), output
 
     def score(
@@ -206,7 +236,7 @@ class Decoder(nnx.Module):
             probes: terms that change nothing and leave what they measure among the metrics.
             scored: [B, T] booleans, False where nats are not asked for and may be anything; None for all.
         """
-        output = self._hidden(tokens, valid, memory, key, train, probes)
+        output = self.hidden(tokens, valid=valid, memory=memory, key=key, train=train, probes=probes)
         with jax.named_scope("head"):
             nats, right = self.head.score(output.x, self.embedding, targets, scored)
         return Scored(nats, right, output.memory, output.losses, output.metrics, output.updates)
@@ -228,25 +258,3 @@ class Decoder(nnx.Module):
         model: Decoder = nnx.merge(*nnx.split(self))
         model.stack.fit()
         return model
-
-    def _hidden(
-        self, tokens: Array, valid: Array | None, memory: Any, key: Array | None, train: bool, probes: Terms = ()
-    ) -> StackOutput:
-        x = self.embedding(tokens)  # in the dtype of the parameters as they are
-        x = x * self.width**0.5 if self.embedding_scale else x
-        if self.position is not None:
-            limit = self.position.max_length
-            if limit is not None and tokens.shape[1] > limit:
-                bound = f"{type(self.position).__name__}.{self.position.bound}"
-                raise ValueError(f"the model has {limit} positions, got {tokens.shape[1]} tokens: raise {bound}")
-            x = x + self.position(jnp.arange(tokens.shape[1])[None])
-        x = dropout(x, self.dropout if train else 0.0, None if key is None else jax.random.fold_in(key, _EMBEDDING))
-        term_key = key if train else None
-        keys = [None if term_key is None else jax.random.fold_in(term_key, _TERMS + n) for n in range(len(self.terms))]
-        terms: Terms = (*(term(key) for term, key in zip(self.terms, keys, strict=True)), *probes)
-        visibility = Visibility.tokens(valid=valid, token=tokens)
-        output = self.stack(x, memory=memory, visibility=visibility, terms=terms, key=key, train=train)
-        if not (train and self.output_dropout):
-            return output
-        last = None if key is None else jax.random.fold_in(key, _OUTPUT)
-        return dataclasses.replace(output, x=dropout(output.x, self.output_dropout, last))

@@ -88,8 +88,8 @@ def _next(graph: Any, state: Any, tokens: Array, count: Array, key: Array) -> Ar
     """Logits [V] after the first `count` of the tokens [1, T]; the others are padding."""
     model: Decoder = nnx.merge(graph, state)
     valid = jnp.arange(tokens.shape[1])[None] < count
-    logits, _ = model(tokens, valid=valid, memory=model.initial_memory(1, train=False), key=key)
-    return logits[0, count - 1]
+    output = model.hidden(tokens, valid=valid, memory=model.initial_memory(1, train=False), key=key)
+    return model.head.logits(output.x[:, count - 1], model.embedding)[0]  # of one position: V may be large
 
 
 @functools.partial(jax.jit, static_argnames=("temperature", "top_k", "top_p"))

@@ -22,7 +22,7 @@ class Head(nnx.Module):
 
     @abc.abstractmethod
     def logits(self, x: Array, embedding: TokenEmbedding) -> Array:
-        """[B, T, C] to [B, T, V], in at least float32: log-probabilities up to a constant of each position."""
+        """[..., C] to [..., V], in at least float32: log-probabilities up to a constant of each position."""
 
     @abc.abstractmethod
     def score(

@@ -1,5 +1,6 @@
 """Generation against a plain loop of forward passes, and sampling against known distributions."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -11,7 +12,7 @@ from flax import nnx
 
 from lra.attention import ALiBi, Full, Recurrence
 from lra.errors import UserError
-from lra.models import Decoder, LearnedPositions, Stack
+from lra.models import Decoder, LearnedPositions, Softmax, Stack
 from lra.models.generation import generate, sample
 
 SIZE = 13
@@ -57,16 +58,19 @@ def test_greedy_equals_forward_passes_without_padding(options: dict[str, Any], p
 
 
 class Counts(Decoder):
-    """Its most likely id is the number of valid tokens."""
+    """Its hidden vectors are one where the number of valid tokens is."""
 
-    def __call__(self, tokens: Any, *, valid: Any = None, **options: Any) -> Any:
-        logits, output = super().__call__(tokens, valid=valid, **options)
-        return logits * 0 + jax.nn.one_hot(valid.sum(axis=1)[:, None], SIZE), output
+    def hidden(self, tokens: Any, *, valid: Any = None, **options: Any) -> Any:
+        output = super().hidden(tokens, valid=valid, **options)
+        return dataclasses.replace(output, x=output.x * 0 + jax.nn.one_hot(valid.sum(axis=1)[:, None], SIZE))
 
 
 def test_padding_is_marked() -> None:
     """Strictly causal patterns would not notice; those that select by content may."""
-    model = Counts(num_layers=1, width=4, num_heads=1, pattern=Full, vocabulary_size=SIZE, rngs=nnx.Rngs(0))
+    head = functools.partial(Softmax, tied=False)
+    options = {"num_heads": 1, "pattern": Full, "head": head, "vocabulary_size": SIZE, "rngs": nnx.Rngs(0)}
+    model = Counts(num_layers=1, width=SIZE, **options)
+    model.head.projection[...] = jnp.eye(SIZE)
     assert ids(5, 2, model=model, temperature=0, context=5, tokens=6) == [2, 3, 4, 5, 5, 5]
 
 
@@ -96,18 +100,23 @@ def test_ids_come_one_at_a_time() -> None:
 
 
 def test_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorter and longer than the context, one shape."""
+    """Shorter and longer than the context, one shape; logits of one position alone."""
     shapes = []
-    plain = Decoder.__call__
 
-    def spy(self: Decoder, tokens: Any, **options: Any) -> Any:
-        shapes.append(tokens.shape)
-        return plain(self, tokens, **options)
+    def spy(kind: type, name: str) -> None:
+        plain = getattr(kind, name)
 
-    monkeypatch.setattr(Decoder, "__call__", spy)
+        def call(self: Any, x: Any, *args: Any, **options: Any) -> Any:
+            shapes.append(x.shape)
+            return plain(self, x, *args, **options)
+
+        monkeypatch.setattr(kind, name, call)
+
+    spy(Decoder, "hidden")
+    spy(Softmax, "logits")
     ids(5, context=6, tokens=17)
     ids(*range(9), context=6, temperature=0)
-    assert shapes == [(1, 6)]
+    assert shapes == [(1, 6), (1, 8)]
 
 
 @pytest.mark.parametrize(
