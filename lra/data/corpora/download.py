@@ -2,7 +2,6 @@
 
 import hashlib
 import http.client
-import os
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -31,31 +30,31 @@ def fetch(url: str, name: str, md5: str | None, progress: Progress) -> Path:
     path = store.data_dir() / "downloads" / name / Path(urllib.parse.urlsplit(url).path).name
     if path.is_file():
         return path
-    part = path.with_name(f"{path.name}.part{os.getpid()}")
     by_hand = f"get {url} by hand and give it with --source"
+    with store.appearing(path, file=True) as part:
+        size, length, found = _receive(url, part, progress, by_hand)
+        if length is not None and size != length:
+            raise UserError(f"{url} broke off after {size:,} of {length:,} bytes: try again, or {by_hand}")
+        if md5 not in (None, found):
+            raise UserError(
+                f"{url} gave {describe(part)} with MD5 {found}, but {md5} is needed: try again later, or {by_hand}"
+            )
+    return path
+
+
+def _receive(url: str, part: Path, progress: Progress, by_hand: str) -> tuple[int, int | None, str]:
+    """Writes what a server answers; returns its size, the size announced and the MD5 (hex)."""
+    name = Path(urllib.parse.urlsplit(url).path).name
+    size, digest = 0, hashlib.md5(usedforsecurity=False)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         request = urllib.request.Request(url, headers={"User-Agent": f"lra/{__version__}"})
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer, part.open("wb") as file:
             length = answer.headers.get("Content-Length")
-            size, digest = 0, hashlib.md5(usedforsecurity=False)
             while chunk := answer.read(CHUNK_BYTES):
                 file.write(chunk)
                 digest.update(chunk)
                 size += len(chunk)
-                progress(f"downloading {path.name}", size, int(length) if length else None)
-        if length and size != int(length):
-            raise UserError(f"{url} broke off after {size:,} of {int(length):,} bytes: try again, or {by_hand}")
-        if md5 is not None and digest.hexdigest() != md5:
-            raise UserError(
-                f"{url} gave {describe(part)} with MD5 {digest.hexdigest()}, but {md5} is needed: "
-                f"try again later, or {by_hand}"
-            )
-        os.replace(part, path)
+                progress(f"downloading {name}", size, int(length) if length else None)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
         raise UserError(f"{url} cannot be downloaded ({getattr(error, 'reason', error)}): {by_hand}") from error
-    except OSError as error:
-        raise store.unwritable(path.parent, error) from error
-    finally:
-        part.unlink(missing_ok=True)
-    return path
+    return size, int(length) if length else None, digest.hexdigest()
