@@ -216,7 +216,7 @@ class PublishedCorpus(Corpus):
         """The file of the original download, or the folder of its files."""
         if not self.facts.urls:
             raise UserError(f"{self.name} has no download: give a file or folder with --source")
-        paths = [download.fetch(url, self.name, md5, progress) for url, md5 in self.facts.urls.items()]
+        paths = [download.fetch(url, download.home(self.name), md5, progress) for url, md5 in self.facts.urls.items()]
         return paths[0] if len(paths) == 1 else paths[0].parent
 
     def _made(self, folder: Path, recipe: Recipe) -> Vocabulary:

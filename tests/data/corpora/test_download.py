@@ -67,7 +67,7 @@ def test_what_goes_wrong(
     serve: Callable[..., str], prepared_root: Path, body: bytes, options: dict[str, int], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        download.fetch(serve(body, **options), "enwik8", "0123", lambda *progress: None)
+        download.fetch(serve(body, **options), download.home("enwik8"), "0123", lambda *progress: None)
     assert list((prepared_root / "downloads" / "enwik8").iterdir()) == []
 
 
@@ -87,4 +87,4 @@ def test_a_download_that_is_no_corpus_is_not_kept(
 
 def test_no_server(prepared_root: Path) -> None:
     with pytest.raises(UserError, match=r"cannot be downloaded \(.*refused"):
-        download.fetch("http://127.0.0.1:9/enwik8", "enwik8", None, lambda *progress: None)
+        download.fetch("http://127.0.0.1:9/enwik8", download.home("enwik8"), None, lambda *progress: None)
