@@ -71,6 +71,28 @@ def template(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def heads(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> None:
+    """Small texts prepared as the corpora whose shipped configurations need it."""
+    from lra.data.corpora import Enwik8Head, PG19Head, Text8Head, WikiText103Head
+
+    folder = tmp_path_factory.mktemp("heads")
+    texts = {
+        Enwik8Head: "<mediawiki x>\n" + TEXT,
+        Text8Head: "anarchism originated as a term of abuse " * 40,
+        WikiText103Head: " \n = Valkyria Chronicles III = \n \n" + " <unk> green bottles on a wall \n" * 200,
+    }
+    for corpus, text in texts.items():
+        (folder / corpus.name).write_text(text, encoding="utf-8")
+        corpus().prepare_from(folder / corpus.name)
+    books = folder / PG19Head.name
+    for number, split in enumerate(("train", "train", "validation", "test")):
+        (books / split).mkdir(parents=True, exist_ok=True)
+        (books / split / f"{number}.txt").write_text(TEXT[number:], encoding="utf-8")
+    (books / "metadata.csv").write_text("".join(f"{number},Title,1900,URL\n" for number in range(4)), encoding="utf-8")
+    PG19Head().prepare_from(books)
+
+
 @pytest.fixture
 def trained(template: Path, workplace: Path) -> Path:
     """`runs/tiny` in the current folder: a trained run, this test's own."""

@@ -26,7 +26,10 @@ FITTED = {
     "python_source/routing": ("CLUSTERS=4", "MEMBERS=4"),
 }
 """What else has to be small in a configuration."""
-WITH_MEMORY = ("python_source/adaptive_span", "python_source/compressive", "python_source/recurrence")
+WITH_MEMORY = (
+    "python_source/adaptive_span", "python_source/compressive", "python_source/recurrence",
+    *(name for name in config.names() if name.endswith("/transformer_xl")),
+)  # fmt: skip
 PATH = ("--set", "text_file.path='book.txt'")
 
 
@@ -462,7 +465,7 @@ def small_library(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", config.names())
-def test_a_shipped_configuration_trains(small_library, lra, name):
+def test_a_shipped_configuration_trains(small_library, heads, lra, name):
     path = PATH if "text_file" in name else ()
     small = (f"LAYERS={LAYERS.get(name, 1)}", *SMALL, *FITTED.get(name, ()))
     if name.startswith("duplication"):  # which carries nothing from example to example
@@ -485,7 +488,7 @@ def swaps():
 
 
 @pytest.mark.parametrize(("name", "attention"), list(swaps()))
-def test_every_attention_fits_into_a_shipped_configuration_or_says_why_not(lra, name, attention):
+def test_every_attention_fits_into_a_shipped_configuration_or_says_why_not(heads, lra, name, attention):
     path = PATH if "text_file" in name else ()
     result = lra("config", name, *path, "--attention", attention, "--json")
     text = (config.CONFIGS / "attention" / f"{attention}.gin").read_text(encoding="utf-8")
