@@ -84,7 +84,10 @@ def bucket(name: str, folder: Path, wanted: re.Pattern[str], progress: Progress)
     Raises:
         UserError: the bucket or an object cannot be downloaded, or as `fetch`.
     """
-    advice = "run the command again, which goes on with what is missing"
+    advice = (
+        "run the command again, which goes on with what is missing, or get the files by hand, as "
+        f"`gcloud storage cp -r gs://{name} .` does, and give their folder with --source"
+    )
     objects = [each for each in _listing(name, advice) if wanted.fullmatch(each["name"])]
     if not objects:
         raise UserError(f"the bucket {GOOGLE}/{name} lists no such file as {wanted.pattern}: get them by hand")

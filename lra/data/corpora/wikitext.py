@@ -54,11 +54,16 @@ class WordCorpus(PublishedCorpus):
             )  # fmt: skip
         found = {}
         for split in SPLITS:
-            file, size, _ = sources.plain(sources.find(source, self.files[split]), work, self.files[split], progress)
+            path = sources.find(source, self.files[split], self._advice())
+            file, size, _ = sources.plain(path, work, self.files[split], progress)
             if split == "train":
                 self._check_beginning(source, file)
             found[split] = self._documents(file, 0, size)
         return found
+
+    def _advice(self) -> str:
+        """What to do about a folder that lacks a file."""
+        return f"give a folder with {', '.join(self.files.values())}, or their archive, with --source"
 
     def _check_beginning(self, source: Path, train: Path) -> None:
         begin = sources.head(train)
@@ -102,6 +107,9 @@ class WikiText103(WordCorpus):
 
     def __init__(self, vocabulary: str = "words") -> None:
         super().__init__(vocabulary)
+
+    def _advice(self) -> str:
+        return f"{super()._advice()}, or prepare what there is of it as {self.name}_head"
 
 
 class WikiText103Head(WordCorpus):
