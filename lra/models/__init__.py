@@ -1,24 +1,29 @@
 """Models: embeddings, feed-forward, stack, decoder, output heads, generation."""
 
 from lra.models.decoder import Decoder, Scored
-from lra.models.embeddings import (
+from lra.models.embeddings import AdaptiveEmbedding, Embedding, TokenEmbedding
+from lra.models.feed_forward import FeedForward
+from lra.models.layer import Layer
+from lra.models.output import AdaptiveSoftmax, Head, Softmax
+from lra.models.positions import (
     AxialPositions,
     GridPositions,
     LearnedPositions,
     PositionEmbedding,
     SinusoidalPositions,
 )
-from lra.models.feed_forward import FeedForward
-from lra.models.layer import Layer
-from lra.models.output import Softmax
 from lra.models.reversible import Reversible
 from lra.models.stack import Layers, Stack, StackOutput
 
 __all__ = [
+    "AdaptiveEmbedding",
+    "AdaptiveSoftmax",
     "AxialPositions",
     "Decoder",
+    "Embedding",
     "FeedForward",
     "GridPositions",
+    "Head",
     "Layer",
     "Layers",
     "LearnedPositions",
@@ -29,4 +34,5 @@ __all__ = [
     "Softmax",
     "Stack",
     "StackOutput",
+    "TokenEmbedding",
 ]

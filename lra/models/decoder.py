@@ -11,16 +11,16 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lra.attention.core import Terms
-from lra.attention.initialisers import initialiser
 from lra.attention.layer import Attention, dropout
 from lra.attention.memory import Memory
 from lra.attention.pattern import Pattern, Site
 from lra.attention.terms import TermModule
 from lra.attention.visibility import Array, Visibility
-from lra.models.embeddings import PositionEmbedding
+from lra.models.embeddings import Embedding, TokenEmbedding
 from lra.models.feed_forward import FeedForward
 from lra.models.layer import Layer
-from lra.models.output import Softmax
+from lra.models.output import Head, Softmax
+from lra.models.positions import PositionEmbedding
 from lra.models.stack import Layers, Stack, StackOutput
 
 _EMBEDDING = 1 << 20  # number of the embedding's random key; layers have theirs from 0
@@ -58,11 +58,10 @@ class Decoder(nnx.Module):
         head_dim: D; None for C / H, which must divide.
         pattern: a pattern class, or a tuple of them: cycled over the layers, or one entry a layer.
         attention: class of the attention layer. feed_forward: class of the feed-forward layer.
-        stack: class of the stack. head: class of the output head.
+        stack: class of the stack. embedding: class of the token embedding. head: class of the output head.
         terms: classes of terms by position, shared by all layers.
         memory: class of the memory between segments, or None.
         position: class of the absolute position embedding, or None.
-        embedding: name of the initialiser of the token embedding.
         scale_residual: whether the weights that write to the residual stream (attention output, second feed-forward
             projection) start scaled by 1/sqrt(2 L) (Child et al. 2019, arXiv:1904.10509, section 5.2).
         embedding_scale: whether embeddings are multiplied by sqrt(C) (Vaswani et al. 2017, section 3.4).
@@ -87,11 +86,11 @@ class Decoder(nnx.Module):
         attention: Callable[..., Attention] = Attention,
         feed_forward: Callable[..., FeedForward] = FeedForward,
         stack: Callable[..., Layers] = Stack,
-        head: Callable[..., Softmax] = Softmax,
+        embedding: Callable[..., TokenEmbedding] = Embedding,
+        head: Callable[..., Head] = Softmax,
         terms: tuple[Callable[..., TermModule], ...] = (),
         memory: Callable[..., Memory] | None = None,
         position: Callable[..., PositionEmbedding] | None = None,
-        embedding: str = "normal_0.02",
         scale_residual: bool = False,
         embedding_scale: bool = False,
         dropout: float = 0.0,
@@ -130,7 +129,7 @@ class Decoder(nnx.Module):
         self.vocabulary_size, self.width, self.dropout = vocabulary_size, width, dropout
         self.compute_dtype, self.embedding_scale, self.output_dropout = compute_dtype, embedding_scale, output_dropout
         narrow = None if compute_dtype == "float32" else compute_dtype  # None: the dtype of the parameters
-        self.embedding = nnx.Embed(vocabulary_size, width, embedding_init=initialiser(embedding), rngs=rngs)
+        self.embedding = embedding(vocabulary_size=vocabulary_size, width=width, rngs=rngs)
         self.position = None if position is None else position(width=width, rngs=rngs)
         sizes = {"num_layers": num_layers, "width": width, "num_heads": num_heads, "head_dim": head_dim}
         self.terms = nnx.List([term(**sizes, rngs=rngs) for term in terms])
@@ -157,13 +156,10 @@ class Decoder(nnx.Module):
             )
 
         self.stack = stack(num_layers=num_layers, width=width, layer=layer, rngs=rngs)
-        wide = self.stack.output_width
-        self.head = head(vocabulary_size=vocabulary_size, width=wide, compute_dtype=narrow, rngs=rngs)
-        if self.head.tied and wide != width:
-            raise ValueError(
-                f"{type(self.stack).__name__} gives vectors of {wide}, but the token embedding has {width}, so that "
-                f"the output head cannot be tied to it: set {type(self.head).__name__}.tied = False"
-            )
+        self.head = head(
+            vocabulary_size=vocabulary_size, width=self.stack.output_width, embedding=self.embedding,
+            compute_dtype=narrow, rngs=rngs,
+        )  # fmt: skip
 
     def initial_memory(self, batch: int, train: bool, length: int | None = None) -> Any:
         """The memory of B rows that have seen nothing, or None without memory; `length` overrides its own."""
@@ -184,7 +180,7 @@ class Decoder(nnx.Module):
     ) -> tuple[Array, StackOutput]:
         """Logits [B, T, V] for the tokens after `tokens` [B, T], and what the stack returned."""
         output = self._hidden(tokens, valid, memory, key, train)
-        return self.head.logits(output.x, self.embedding.embedding[...]), output
+        return self.head.logits(output.x, self.embedding), output
 
     def score(
         self,
@@ -210,7 +206,7 @@ class Decoder(nnx.Module):
         """
         output = self._hidden(tokens, valid, memory, key, train, probes)
         with jax.named_scope("head"):
-            nats, right = self.head.score(output.x, self.embedding.embedding[...], targets)
+            nats, right = self.head.score(output.x, self.embedding, targets)
         return Scored(nats, right, output.memory, output.losses, output.metrics, output.updates)
 
     def write(self, updates: Any) -> None:
@@ -234,7 +230,7 @@ class Decoder(nnx.Module):
     def _hidden(
         self, tokens: Array, valid: Array | None, memory: Any, key: Array | None, train: bool, probes: Terms = ()
     ) -> StackOutput:
-        x = jnp.take(self.embedding.embedding[...], tokens, axis=0)  # in the dtype of the parameters as they are
+        x = self.embedding(tokens)  # in the dtype of the parameters as they are
         x = x * self.width**0.5 if self.embedding_scale else x
         if self.position is not None:
             limit = self.position.max_length

@@ -1,135 +1,117 @@
-"""Absolute position embeddings, added to the token embeddings."""
+"""Token embeddings: one vector an id, or adaptive input, whose frequent ids have wider vectors than rare ones."""
 
 from __future__ import annotations
 
 import abc
-import math
-from typing import ClassVar
+import itertools
 
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from lra.attention.initialisers import initialiser
 from lra.attention.visibility import Array
 
 
-class PositionEmbedding(nnx.Module):
-    """Vectors [B or 1, T, C] for positions [B or 1, T]. Subclasses are final."""
+class TokenEmbedding(nnx.Module):
+    """Vectors [..., C] for ids [...]. Subclasses are final.
 
-    max_length: int | None = None
-    """Positions 0..max_length-1 exist; None for no bound."""
+    Attributes:
+        vocabulary_size: V. width: C.
+        cutoffs: first ids of the clusters after the first, ascending; none for one cluster of all ids.
+    """
 
-    bound: ClassVar[str] = "max_length"
-    """The argument that says how many."""
+    vocabulary_size: int
+    width: int
+    cutoffs: tuple[int, ...] = ()
+
+    @property
+    def borders(self) -> list[tuple[int, int]]:
+        """First id of each cluster and the one after its last."""
+        return list(itertools.pairwise((0, *self.cutoffs, self.vocabulary_size)))
 
     @abc.abstractmethod
-    def __call__(self, position: Array) -> Array:
-        """The vectors of these positions."""
+    def cluster(self, number: int) -> tuple[Array, Array | None]:
+        """A cluster's table [V_i, W_i], and the projection of its vectors [W_i, C] if they have one."""
+
+    def __call__(self, tokens: Array) -> Array:
+        """The vectors of ids, in the parameters' own dtype; ids are checked by the caller on the host."""
+        found, tokens = None, jnp.asarray(tokens)
+        for number, (first, end) in enumerate(self.borders):
+            table, projection = self.cluster(number)
+            x = jnp.take(table, jnp.clip(tokens - first, 0, end - first - 1), axis=0)
+            x = x if projection is None else x @ projection
+            found = x if found is None else jnp.where((tokens >= first)[..., None], x, found)
+        return found
 
 
-class LearnedPositions(PositionEmbedding):
-    """A learned vector a position (Gehring et al. 2017, arXiv:1705.03122).
+class Embedding(TokenEmbedding):
+    """A learned vector an id.
 
     Args:
-        max_length: number of positions.
         table: name of the initialiser.
+        vocabulary_size: V, from the model. width: C, from the model. rngs: random streams.
     """
 
-    def __init__(self, *, max_length: int, table: str = "normal_0.02", width: int, rngs: nnx.Rngs) -> None:
-        if max_length < 1:
-            raise ValueError(f"LearnedPositions.max_length needs to be at least 1, got {max_length}")
-        self.max_length = max_length
-        self.embedding = nnx.Embed(max_length, width, embedding_init=initialiser(table), rngs=rngs)
+    def __init__(self, *, table: str = "normal_0.02", vocabulary_size: int, width: int, rngs: nnx.Rngs) -> None:
+        self.vocabulary_size, self.width = vocabulary_size, width
+        self.embedding = nnx.Param(initialiser(table)(rngs.params(), (vocabulary_size, width)))
 
-    def __call__(self, position: Array) -> Array:
-        return self.embedding(position)
+    def cluster(self, number: int) -> tuple[Array, Array | None]:
+        return self.embedding[...], None
 
 
-class GridPositions(PositionEmbedding):
-    """Points of a grid with a learned vector a coordinate, summed (Child et al. 2019, arXiv:1904.10509, section 5.3).
+class AdaptiveEmbedding(TokenEmbedding):
+    """Adaptive input (Baevski and Auli 2019, arXiv:1809.10853, section 3), as Transformer-XL has it.
 
-    Rows and columns for text and sound, in a grid as wide as the stride; rows, columns and channels for images.
+    Ids are ranked by frequency, as vocabularies of words are here. Cluster i = 0, 1, ... has vectors of
+    `table_width / div_value**i`, which a projection brings to the model's width.
 
     Args:
-        shape: points along each axis, such as (96, 128); the last axis runs fastest. Their product is the number of
-            positions.
-        table: name of the initialiser of the n tables [points, C], which are scaled by 1/sqrt(n), so that the sum has
-            its variance; the default gives the paper's N(0, 0.125/sqrt(C n)).
+        cutoffs: first ids of the clusters after the first, such as (20_000, 40_000, 200_000).
+        div_value: by how much each cluster is narrower than the one before. With 1 all share one projection, if their
+            width is not the model's; with more each has its own, the first too.
+        table_width: of the first cluster's vectors; None for C.
+        table: name of the initialiser of the tables. projection: of the projections.
+        vocabulary_size: V, from the model. width: C, from the model. rngs: random streams.
+
+    Raises:
+        ValueError: cutoffs that do not rise from 1 to below V, or widths below 1.
     """
-
-    bound = "shape"
-
-    def __init__(self, *, shape: tuple[int, ...], table: str = "fan_out_0.125", width: int, rngs: nnx.Rngs) -> None:
-        if not shape or min(shape) < 1:
-            raise ValueError(f"GridPositions.shape needs one axis or more, of at least 1 point each, got {shape}")
-        self.shape, self.max_length = shape, math.prod(shape)
-        init = initialiser(table, len(shape) ** -0.5)
-        self.tables = nnx.List([nnx.Embed(size, width, embedding_init=init, rngs=rngs) for size in shape])
-
-    def __call__(self, position: Array) -> Array:
-        point = jnp.unravel_index(position, self.shape)
-        return sum(table(index) for table, index in zip(self.tables, point, strict=True))
-
-
-class AxialPositions(PositionEmbedding):
-    """Points of a grid with a learned vector a coordinate, side by side (Kitaev et al. 2020, arXiv:2001.04451).
-
-    `GridPositions` sums vectors of the model's width instead. A row of any length up to the number of points goes.
-
-    Args:
-        shape: points along each axis, such as (128, 512); the last axis runs fastest. Their product is the number of
-            positions.
-        widths: of each axis' vectors; they add up to C.
-        table: name of the initialiser of the tables [points, width]; the released code has N(0, 1), beside token
-            embeddings as large.
-    """
-
-    bound = "shape"
 
     def __init__(
         self,
         *,
-        shape: tuple[int, ...],
-        widths: tuple[int, ...],
+        cutoffs: tuple[int, ...],
+        div_value: int = 1,
+        table_width: int | None = None,
         table: str = "normal_0.02",
+        projection: str = "normal_0.01",
+        vocabulary_size: int,
         width: int,
         rngs: nnx.Rngs,
     ) -> None:
-        if not shape or min(shape) < 1:
-            raise ValueError(f"AxialPositions.shape needs one axis or more, of at least 1 point each, got {shape}")
-        if len(widths) != len(shape) or min(widths) < 1 or sum(widths) != width:
+        steps = (0, *cutoffs, vocabulary_size)
+        if any(a >= b for a, b in itertools.pairwise(steps)):
             raise ValueError(
-                f"AxialPositions.widths needs one width for each of {len(shape)} axes, which add up to the model's "
-                f"{width}, got {widths}"
+                f"AdaptiveEmbedding.cutoffs needs ids that rise from 1 to below the vocabulary's {vocabulary_size}, "
+                f"got {cutoffs}: change them, or use Embedding for a vocabulary that small"
             )
-        self.shape, self.max_length = shape, math.prod(shape)
-        init = initialiser(table)
-        self.tables = nnx.List(
-            [nnx.Embed(*size, embedding_init=init, rngs=rngs) for size in zip(shape, widths, strict=True)]
+        table_width = width if table_width is None else table_width
+        if div_value < 1 or table_width // div_value ** len(cutoffs) < 1:
+            raise ValueError(
+                f"AdaptiveEmbedding.table_width={table_width} divided by div_value={div_value} once for each of "
+                f"{len(cutoffs)} cutoffs needs to be at least 1: change one of them"
+            )
+        self.vocabulary_size, self.width, self.cutoffs = vocabulary_size, width, cutoffs
+        widths = [table_width // div_value**n for n in range(len(cutoffs) + 1)]
+        sizes = zip((b - a for a, b in itertools.pairwise(steps)), widths, strict=True)
+        self.tables = nnx.List([nnx.Param(initialiser(table)(rngs.params(), size)) for size in sizes])
+        projected = widths if div_value > 1 else widths[:1] if table_width != width else []
+        self.projections = nnx.List(
+            [nnx.Param(initialiser(projection)(rngs.params(), (each, width))) for each in projected]
         )
 
-    def __call__(self, position: Array) -> Array:
-        point = jnp.unravel_index(position, self.shape)
-        return jnp.concatenate([table(index) for table, index in zip(self.tables, point, strict=True)], axis=-1)
-
-
-class SinusoidalPositions(PositionEmbedding):
-    """Sines and cosines, concatenated (Vaswani et al. 2017, arXiv:1706.03762, section 3.5, which interleaves them).
-
-    Args:
-        base: wavelengths run from 2 pi to 2 pi base, in tokens.
-    """
-
-    def __init__(self, *, base: float = 10_000.0, width: int, rngs: nnx.Rngs) -> None:
-        if width % 2:
-            raise ValueError(f"SinusoidalPositions needs an even width, got {width}")
-        if base <= 1:
-            raise ValueError(f"SinusoidalPositions.base needs to be above 1, got {base}")
-        self.base, self.width = base, width
-
-    def __call__(self, position: Array) -> Array:
-        half = self.width // 2
-        frequencies = jnp.asarray(self.base ** -(np.arange(half) / half), jnp.float32)
-        angle = position[..., None].astype(jnp.float32) * frequencies
-        return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
+    def cluster(self, number: int) -> tuple[Array, Array | None]:
+        if not self.projections:
+            return self.tables[number][...], None
+        return self.tables[number][...], self.projections[number if len(self.projections) > 1 else 0][...]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -11,11 +13,19 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from lra.attention.visibility import Array
 
+_TURNS = re.compile(r"at most (\d+) turns")
+
+
+def turns(most: int) -> AbstractContextManager[Any]:
+    """Says of loops traced inside whose number of turns depends on values how many turns they can take at most."""
+    return jax.named_scope(f"at most {most} turns")
+
 
 def flops(function: Callable[..., Any], *args: Any, scope: str | None = None) -> int:
     """Floating-point operations of the matrix products and convolutions, a multiplication and an addition being two.
 
-    Loops count each turn, recomputation and masked entries included; elementwise work is not counted, as in papers.
+    Loops count each turn, or those that they can take at most (`turns`), recomputation and masked entries included;
+    elementwise work is not counted, as in papers.
 
     Args:
         function: of arrays. args: arrays, or `jax.ShapeDtypeStruct`s; nothing is computed.
@@ -68,7 +78,12 @@ def _flops(jaxpr: Jaxpr, scope: str | None) -> int:
         elif name == "cond":
             total += max(inner)
         elif name == "while" and any(inner):
-            raise ValueError("products in a `while_loop` cannot be counted: use `scan`, whose number of turns is known")
+            known = _TURNS.findall(str(eqn.source_info.name_stack))
+            if not known:
+                raise ValueError(
+                    "products in a `while_loop` cannot be counted: use `scan`, whose turns are known, or say `turns`"
+                )
+            total += int(known[-1]) * sum(inner)
         else:
             total += sum(inner)
     return total

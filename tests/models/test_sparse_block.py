@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from lra.attention import Attention, Full
-from lra.models import Decoder, FeedForward, GridPositions, Softmax, Stack, parameters
+from lra.models import Decoder, Embedding, FeedForward, GridPositions, Softmax, Stack, parameters
 from lra.models.cost import cost
 from tests.attention import oracle
 
@@ -26,7 +26,7 @@ def paper(layers=LAYERS, width=WIDTH, position=POSITION, heads=4, vocabulary=VOC
         feed_forward=functools.partial(FeedForward, activation="quick_gelu", kernel="fan_in_0.125"),
         head=functools.partial(Softmax, tied=False, kernel="zeros"),
         stack=functools.partial(Stack, norm="pre", remat="full"),
-        embedding="fan_out_0.125", scale_residual=True, rngs=nnx.Rngs(11),
+        embedding=functools.partial(Embedding, table="fan_out_0.125"), scale_residual=True, rngs=nnx.Rngs(11),
     )  # fmt: skip
 
 
