@@ -71,9 +71,15 @@ def template(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def heads(prepared_heads: Path, workplace: Path) -> None:
+    """Small texts prepared as the corpora whose shipped configurations need it, and a vocabulary beside them."""
+    (workplace / "dict.txt").symlink_to(prepared_heads / "dict.txt")
+
+
 @pytest.fixture(scope="session")
-def heads(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> None:
-    """Small texts prepared as the corpora whose shipped configurations need it."""
+def prepared_heads(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
+    """The folder of their sources."""
     from lra.data.corpora import Enwik8Head, PG19Head, Text8Head, WikiText103Head
 
     folder = tmp_path_factory.mktemp("heads")
@@ -91,6 +97,9 @@ def heads(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> None:
         (books / split / f"{number}.txt").write_text(TEXT[number:], encoding="utf-8")
     (books / "metadata.csv").write_text("".join(f"{number},Title,1900,URL\n" for number in range(4)), encoding="utf-8")
     PG19Head().prepare_from(books)
+    words = ["green", "bottles", *(f"word{number}" for number in range(267_731))]
+    (folder / "dict.txt").write_text("".join(f"{word} 3\n" for word in words), encoding="utf-8")
+    return folder
 
 
 @pytest.fixture

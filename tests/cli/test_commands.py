@@ -24,7 +24,10 @@ SMALL = ("WIDTH=16", "HEADS=4", "SEGMENT=16", "BATCH=2", "STEPS=1", "WARMUP=1", 
 FITTED = {
     "python_source/reformer": ("AxialPositions.widths=(8, 8)", "CHUNK=4"),
     "python_source/routing": ("CLUSTERS=4", "MEMBERS=4"),
-}
+    "wikitext103_head/transformer_xl": (
+        "WORDS='words'", "AdaptiveEmbedding.cutoffs=(3, 5, 7)", "AdaptiveEmbedding.div_value=2",
+    ),
+}  # fmt: skip
 """What else has to be small in a configuration."""
 WITH_MEMORY = (
     "python_source/adaptive_span", "python_source/compressive", "python_source/recurrence",
