@@ -72,7 +72,8 @@ def appearing(target: Path, *, file: bool = False) -> Iterator[Path]:
 
 def sweep(target: Path) -> None:
     """Removes what killed processes have left of a target: its hidden siblings that nobody holds."""
-    for work in target.parent.glob(f".{target.name}.*"):
+    found = os.listdir(target.parent)  # quicker than a glob, for PG-19's folder of 28,602 downloads
+    for work in (target.with_name(name) for name in found if name.startswith(f".{target.name}.")):
         with contextlib.suppress(OSError):  # somebody holds it, or another sweep was quicker
             lock = os.open(work, os.O_RDONLY)
             try:

@@ -95,7 +95,7 @@ def bucket(name: str, folder: Path, wanted: re.Pattern[str], progress: Progress)
 
     def get(each: dict[str, Any]) -> int:
         path = Path(each["name"])
-        md5 = base64.b64decode(each["md5Hash"]).hex()
+        md5 = base64.b64decode(each["md5Hash"]).hex() if "md5Hash" in each else None  # which composed objects have not
         for left in reversed(range(TRIES)):
             try:
                 fetch(f"{GOOGLE}/{name}/{path}", folder / path.parent, md5, silent, advice=advice)
