@@ -20,6 +20,11 @@ A row is a query, a column a key: ██ is read, · is not. Above 32 keys a lin
 that are not read."""
 
 
+BY = """\
+what to show beside the score: distance, where attention goes; frequency, by how often a token occurs in train;
+position, by place in the segment; context, by tokens of context, on 2048 tokens (or --partial)"""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
@@ -85,7 +90,9 @@ def _parser() -> _Parser:
     evaluate.add_argument("--protocol", metavar="NAME", help="of Experiment.protocols (the first one)")
     evaluate.add_argument("--weights", default="last", choices=("last", "ema"), help="ema: their moving average")
     evaluate.add_argument("--partial", type=int, metavar="TOKENS", help="score the first tokens only, and say so")
-    evaluate.add_argument("--by", metavar="NAME", help="what to show beside the score: distance, where attention goes")
+    evaluate.add_argument("--by", metavar="NAME", help=BY)
+    evaluate.add_argument("--group", nargs="+", default=[], metavar="RUN", help="other runs (with --by context)")
+    evaluate.add_argument("--contexts", metavar="STEP:LONGEST", help="tokens (with --by context; 8 up to what is read)")
     evaluate.add_argument("--png", metavar="FILE", help="draw it (with --by; needs matplotlib: the extra `plots`)")
 
     runs = _command(commands, "runs", "list runs with their scores and status", overrides=False)

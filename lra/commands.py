@@ -21,14 +21,15 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from lra import bench, config, data_commands, show, spans, tables
+from lra import bench, config, data_commands, scoring, show, spans, tables
 from lra.attention import EXAMPLE_HEADS, PATTERNS, Promise, Site, draw
 from lra.errors import UserError
-from lra.evaluation import BREAKDOWNS, Breakdown, evaluate
+from lra.evaluation import ByContext
 from lra.evaluation.reference import compressed
 from lra.models import parameters
 from lra.models.cost import cost
 from lra.models.generation import generate
+from lra.scoring import Scorer
 from lra.training import Experiment, evaluations, load_model, train
 from lra.training.record import summaries
 from lra.training.resume import check_corpus
@@ -86,29 +87,18 @@ def _steps(text: str) -> tuple[int, int]:
 
 def eval_command(options: argparse.Namespace) -> None:
     """`lra eval`: one report, and what stands beside it."""
-    breakdown = _breakdown(options)
-    run = _find_run(options)
-    experiment, _ = _build(options, run=run)
-    name = options.protocol or next(iter(experiment.protocols))
-    if name not in experiment.protocols:
-        raise UserError(f"there is no protocol {name!r} in this run: there are {', '.join(experiment.protocols)}")
-    model, step, data = load_model(experiment, run, options.weights, checkpoint=options.checkpoint)
-    corpus = experiment.corpus
-    check_corpus(corpus, data, run)
-    try:
-        report = evaluate(
-            model, corpus, options.split, experiment.protocols[name],
-            key=jax.random.key(experiment.seed), limit=options.partial, step=step,
-            weights=options.weights, breakdown=breakdown,
-        )  # fmt: skip
-    except FloatingPointError as error:
-        raise UserError(f"{error}: choose other weights with --checkpoint or --weights") from error
+    scoring.check(options)
+    scorer, *others = (_scorer(options, name) for name in (None, *options.group))
+    report, breakdown = scoring.score([scorer, *others], options)
+    run, experiment, corpus = scorer.run, scorer.experiment, scorer.experiment.corpus
     reference = {}
     if corpus.vocabulary.complete and report.bytes <= REFERENCE_BYTES and corpus.scored(options.split) is None:
         reference = compressed(b"".join(corpus.text(options.split))[: report.bytes])
-    values = report.as_dict() | {"protocol_name": name, "reference_bits_per_byte": reference, "seed": experiment.seed}
+    values = report.as_dict() | {"protocol_name": scorer.protocol_name, "reference_bits_per_byte": reference}
+    values |= {"seed": experiment.seed}
     values["parameters"] = sum(parameters.count(experiment.abstract_state.parameters).values())
-    evaluations.keep(run, values)
+    if options.by != ByContext.name:  # its report is of windows that no protocol of the run has
+        evaluations.keep(run, values)
     if options.json:
         _print_json(values if breakdown is None else values | {"by": {breakdown.name: breakdown.as_dict()}})
     else:
@@ -120,23 +110,24 @@ def eval_command(options: argparse.Namespace) -> None:
         if breakdown is not None:
             console.print(breakdown.table())
     if breakdown is not None and options.png:
-        at = f"{run} at step {step} ({options.weights} weights)"
+        at = f"{run} at step {report.step} ({options.weights} weights)"
         scored = f"{corpus.name} {options.split}, {report.tokens_scored:,} of {report.tokens_expected:,} tokens"
         breakdown.png(Path(options.png), f"{at}; {scored}; {report.protocol}")
         print(f"drawing written to {options.png}", file=sys.stderr)
 
 
-def _breakdown(options: argparse.Namespace) -> Breakdown | None:
-    """What is to stand beside the score."""
-    if options.by is None:
-        if options.png is not None:
-            raise UserError(f"--png draws what --by shows: add --by, which knows {', '.join(BREAKDOWNS)}")
-        return None
-    if options.by not in BREAKDOWNS:
-        raise UserError(f"there is no --by {options.by!r}: there is {', '.join(BREAKDOWNS)}")
-    if options.png is not None:
-        draw.check(Path(options.png))
-    return BREAKDOWNS[options.by]()
+def _scorer(options: argparse.Namespace, other: str | None = None) -> Scorer:
+    """The run that the options name, or another one as they say."""
+    if other is not None:
+        options = argparse.Namespace(**vars(options) | {"config": other, "workdir": None})
+    run = _find_run(options)
+    experiment, _ = _build(options, run=run)
+    name = options.protocol or next(iter(experiment.protocols))
+    if name not in experiment.protocols:
+        raise UserError(f"there is no protocol {name!r} in this run: there are {', '.join(experiment.protocols)}")
+    model, step, data = load_model(experiment, run, options.weights, checkpoint=options.checkpoint)
+    check_corpus(experiment.corpus, data, run)
+    return Scorer(run, experiment, name, model, step)
 
 
 def generate_command(options: argparse.Namespace) -> None:

@@ -16,6 +16,7 @@ CLASSES: tuple[type, ...] = (
     data.Windows,
     evaluation.Block,
     evaluation.Carried,
+    evaluation.Sliding,
     models.AdaptiveEmbedding,
     models.AdaptiveSoftmax,
     models.AxialPositions,

@@ -10,7 +10,7 @@ import numpy as np
 
 from lra.data import store
 from lra.data.store import SPLITS, data_dir
-from lra.data.vocabulary import Bytes, Vocabulary
+from lra.data.vocabulary import Bytes, Vocabulary, num_characters
 from lra.errors import UserError
 
 CHUNK_BYTES = 1 << 20
@@ -104,6 +104,17 @@ class Corpus(abc.ABC):
         if self.vocabulary.complete:
             return int(self.info()["splits"][split]["bytes"])
         return self.vocabulary.num_bytes(tokens)
+
+    def num_characters(self, split: str, limit: int | None = None) -> int:
+        """Returns the Unicode characters that `num_bytes` counts the bytes of: those of a text in UTF-8.
+
+        Raises:
+            UserError: as `tokens`.
+        """
+        tokens = self.tokens(split)
+        if self.vocabulary.complete and (limit is None or limit >= tokens.size):
+            return sum(map(num_characters, self.text(split)))
+        return self.vocabulary.num_characters(tokens[:limit])
 
     def num_words(self, split: str) -> int | None:
         """Returns what perplexity per word divides a split's nats by; None where the corpus has no such convention."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from lra.data.vocabulary import Vocabulary
+from lra.data.vocabulary import Vocabulary, num_characters, summed
 from lra.errors import UserError
 
 NEWLINE = b"\n"
@@ -50,6 +50,7 @@ class Symbols(Vocabulary):
         self._ids[list(symbols)] = np.arange(first, self.size, dtype=self.dtype)
         self._known = np.zeros(256, bool)
         self._known[list(symbols)] = True
+        self._characters = np.asarray([0] * first + [num_characters(symbols[i : i + 1]) for i in range(len(symbols))])
         self._unknown = bytes(sorted(set(range(256)) - set(symbols) - set(dropped)))
 
     def state(self) -> bytes:
@@ -86,6 +87,9 @@ class Symbols(Vocabulary):
     def num_bytes(self, tokens: np.ndarray) -> int:
         """Returns the number of tokens that are bytes: one token is one byte, and what is dropped is not scored."""
         return int(np.count_nonzero(np.asarray(tokens) >= self._first))
+
+    def num_characters(self, tokens: np.ndarray) -> int:
+        return summed(tokens, self._characters)
 
 
 def characters() -> Symbols:

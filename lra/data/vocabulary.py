@@ -15,11 +15,29 @@ PART_TOKENS = 1 << 22
 """Tokens whose lengths are in memory at once: a corpus has more of them than fit."""
 
 
+def num_characters(text: bytes) -> int:
+    r"""Returns the Unicode characters of a text in UTF-8: the bytes that continue none.
+
+    A part that begins or ends within a character has those characters that begin in it, so that parts add up.
+
+    Example:
+        >>> from lra.data.vocabulary import num_characters
+        >>> num_characters("a\u00e4\n".encode())
+        3
+    """
+    return int(np.count_nonzero(_begins(np.frombuffer(text, np.uint8))))
+
+
+def _begins(data: np.ndarray) -> np.ndarray:
+    """Which bytes (uint8) begin a character: those that continue one are 10xxxxxx."""
+    return (data & 0xC0) != 0x80
+
+
 class Vocabulary(abc.ABC):
     """The contract of every vocabulary.
 
-    Ids run from 0 to `size - 1`. Scores per byte and per word rest on `num_bytes`, which counts the original text even
-    where `decode` cannot give it back.
+    Ids run from 0 to `size - 1`. Scores per byte and per character rest on `num_bytes` and `num_characters`, which
+    count the original text even where `decode` cannot give it back.
 
     Attributes:
         name: what reports call the tokenisation; names files too.
@@ -70,6 +88,10 @@ class Vocabulary(abc.ABC):
     def num_bytes(self, tokens: np.ndarray) -> int:
         """Returns how many bytes of the original text a slice of a corpus' tokens stands for."""
 
+    @abc.abstractmethod
+    def num_characters(self, tokens: np.ndarray) -> int:
+        """Returns how many Unicode characters begin in the original text that a slice of tokens stands for."""
+
     def check(self, tokens: npt.ArrayLike) -> None:
         """Checks ids of any shape on the host, since an id out of range gives NaN or clamps silently on a device.
 
@@ -112,6 +134,9 @@ class Bytes(Vocabulary):
         """Returns the number of tokens: one token is one byte."""
         return int(np.asarray(tokens).size)
 
+    def num_characters(self, tokens: np.ndarray) -> int:
+        return summed(tokens, _begins(np.arange(self.size, dtype=np.uint8)))
+
 
 class Pieces(Vocabulary):
     """A vocabulary whose ids stand for pieces of text, which `decode` puts one after the other."""
@@ -122,8 +147,12 @@ class Pieces(Vocabulary):
         """The text that each id stands for."""
 
     @functools.cached_property
-    def _lengths(self) -> np.ndarray:
+    def _bytes(self) -> np.ndarray:
         return np.asarray([len(piece) for piece in self.pieces], np.int64)
+
+    @functools.cached_property
+    def _characters(self) -> np.ndarray:
+        return np.asarray([num_characters(piece) for piece in self.pieces], np.int64)
 
     def decode(self, ids: npt.ArrayLike) -> bytes:
         self.check(ids)
@@ -131,9 +160,18 @@ class Pieces(Vocabulary):
 
     def num_bytes(self, tokens: np.ndarray) -> int:
         """Returns the bytes of the pieces."""
-        ids = np.asarray(tokens)
-        parts = (ids[begin : begin + PART_TOKENS] for begin in range(0, ids.size, PART_TOKENS))
-        return sum(int(self._lengths[part].sum()) for part in parts)
+        return summed(tokens, self._bytes)
+
+    def num_characters(self, tokens: np.ndarray) -> int:
+        """Returns the characters that begin in the pieces."""
+        return summed(tokens, self._characters)
+
+
+def summed(tokens: np.ndarray, values: np.ndarray) -> int:
+    """Returns the sum over tokens of a value that each id has, [V] integers or booleans."""
+    ids = np.asarray(tokens)
+    parts = (ids[begin : begin + PART_TOKENS] for begin in range(0, ids.size, PART_TOKENS))
+    return sum(int(values[part].sum()) for part in parts)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,12 +13,13 @@ from rich.table import Table
 
 from lra.attention.core import Terms
 from lra.attention.visibility import Array
-from lra.data import Batch
+from lra.data import Batch, Corpus
+from lra.evaluation.protocols import Protocol
 from lra.models import Decoder
 
 
 class Breakdown(abc.ABC):
-    """Collects one evaluation, on the host: `check`, `probes` and `add` for each batch, then a form to show it in.
+    """Collects one evaluation, on the host: `begin`, `probes` and `add` for each batch, then a form to show it in.
 
     Attributes:
         name: as in `lra eval --by NAME`.
@@ -28,15 +30,17 @@ class Breakdown(abc.ABC):
     metrics: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
-    def check(self, model: Decoder, reach: int) -> None:
+    def begin(self, model: Decoder, corpus: Corpus, protocol: Protocol, reach: int) -> None:
         """Called once, before the first batch.
 
         Args:
             model: that will score.
+            corpus: whose tokens it will score.
+            protocol: in which context.
             reach: tokens that a query may read, its segment's and the slots of memory before it.
 
         Raises:
-            UserError: a model of which this cannot be said.
+            UserError: a model or a corpus of which this cannot be said.
         """
 
     def probes(self, batch: Batch) -> Terms:
@@ -58,3 +62,15 @@ class Breakdown(abc.ABC):
     @abc.abstractmethod
     def png(self, path: Path, caption: str) -> None:
         """Writes a drawing; raises `UserError` where it cannot."""
+
+
+def perplexity(nats_per_token: float) -> float | None:
+    """Its exponential; None where no float holds it.
+
+    >>> perplexity(0.0), perplexity(1e4)
+    (1.0, None)
+    """
+    try:
+        return math.exp(nats_per_token)
+    except OverflowError:
+        return None

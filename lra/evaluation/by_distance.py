@@ -17,9 +17,10 @@ from lra.attention import draw
 from lra.attention.core import Terms
 from lra.attention.probe import WEIGHT_BY_DISTANCE, Probe, refusal
 from lra.attention.visibility import Array
-from lra.data import Batch
+from lra.data import Batch, Corpus
 from lra.errors import UserError
 from lra.evaluation.breakdown import Breakdown
+from lra.evaluation.protocols import Protocol
 from lra.models import Decoder
 
 SHARES = 8
@@ -38,7 +39,7 @@ class ByDistance(Breakdown):
     name = "distance"
     metrics = (WEIGHT_BY_DISTANCE,)
 
-    def check(self, model: Decoder, reach: int) -> None:
+    def begin(self, model: Decoder, corpus: Corpus, protocol: Protocol, reach: int) -> None:
         layers = [layer.attention for layer in model.stack.layers]
         for number, attention in enumerate(layers):
             if reason := refusal(attention.pattern):

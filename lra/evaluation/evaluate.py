@@ -35,6 +35,9 @@ def evaluate(
 ) -> Report:
     """Scores a split, every token once, with dropout off. The same model and shapes compile once in a process.
 
+    The score depends neither on the protocol's batch size nor on the devices that hold the model. Of several processes
+    each one that calls this scores all of the split, with what its own devices hold.
+
     Args:
         model: the decoder.
         corpus: where the tokens come from.
@@ -70,11 +73,11 @@ def evaluate(
     if not counted.size:
         raise UserError(f"none of the first {limit} tokens of {corpus.name} {split} is scored: raise the limit")
     model = model.fitted()
-    memory = model.initial_memory(protocol.batch_size, train=False, length=protocol.memory_length)
+    memory = _memory(model, protocol)
     past = _past(model, memory)
     context = protocol.context(_remembered(model, protocol.memory_length)) + _short(model, past)
     if breakdown is not None:
-        breakdown.check(model, protocol.segment + (0 if past is None else past.span))
+        breakdown.begin(model, corpus, protocol, reach(model, protocol))
     total, done, right = 0.0, 0, 0
     batches = _checked(protocol.batches(tokens, vocabulary.start, scored, documents), model)
     for batch, nats, hits, metrics in _scores(model, memory, batches, key, breakdown):
@@ -100,6 +103,7 @@ def evaluate(
         tokens_expected=expected,
         tokens_right=right,
         bytes=corpus.num_bytes(split, limit) if scored is None else vocabulary.num_bytes(counted),
+        characters=corpus.num_characters(split, limit) if scored is None else vocabulary.num_characters(counted),
         words=None if partial else corpus.num_words(split),
         nats_total=total,
         partial=partial,
@@ -108,6 +112,16 @@ def evaluate(
         weights=weights,
         causality=model.stack.causality,
     )
+
+
+def reach(model: Decoder, protocol: Protocol) -> int:
+    """Tokens that a query may read in a protocol: its segment's, and those that the slots of memory before it span."""
+    past = _past(model, jax.eval_shape(lambda: _memory(model, protocol)))
+    return protocol.segment + (0 if past is None else past.span)
+
+
+def _memory(model: Decoder, protocol: Protocol) -> Any:
+    return model.initial_memory(protocol.batch_size, train=False, length=protocol.memory_length)
 
 
 def _scores(
@@ -124,7 +138,17 @@ def _scores(
     for batch in batches:
         probes = () if breakdown is None else breakdown.probes(batch)
         *found, memory = _step(
-            graph, names, state, memory, batch.inputs, batch.targets, batch.valid, batch.reset, key, probes
+            graph,
+            names,
+            state,
+            memory,
+            batch.inputs,
+            batch.targets,
+            batch.valid,
+            batch.weights > 0,
+            batch.reset,
+            key,
+            probes,
         )
         if pending is not None:
             yield _fetched(*pending)
@@ -142,11 +166,11 @@ def _fetched(
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _step(
     graph: Any, names: tuple[str, ...], state: Any, memory: Any, inputs: Array, targets: Array, valid: Array,
-    reset: Array, key: Array | None, probes: Terms,
+    counted: Array, reset: Array, key: Array | None, probes: Terms,
 ) -> tuple[Array, Array, Mapping[str, Array], Any]:  # fmt: skip
     model: Decoder = nnx.merge(graph, state)
     memory = model.reset_memory(memory, reset)
-    scored = model.score(inputs, targets, valid=valid, memory=memory, key=key, probes=probes)
+    scored = model.score(inputs, targets, valid=valid, memory=memory, key=key, probes=probes, scored=counted)
     return scored.nats, scored.right, {name: scored.metrics[name] for name in names}, scored.memory
 
 

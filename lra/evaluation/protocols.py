@@ -1,6 +1,9 @@
 """Protocols: in which context each token of a split is scored. They differ in how the split is cut into rows, alone."""
 
+from __future__ import annotations
+
 import abc
+import dataclasses
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
@@ -12,16 +15,49 @@ from lra.errors import UserError
 from lra.models import Decoder
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of consecutive tokens. They may overlap, but score every token of a split once.
+
+    Attributes:
+        begins: the first token of each row, [R] integers, ascending.
+        scores: the first token that a row scores; those before it are read alone.
+        ends: the token behind its last one.
+    """
+
+    begins: np.ndarray
+    scores: np.ndarray
+    ends: np.ndarray
+
+    @classmethod
+    def side_by_side(cls, begins: np.ndarray, size: int) -> Rows:
+        """Rows that score all that they read, each up to the next one's begin, the last up to the split's size."""
+        return cls(begins, begins, np.append(begins[1:], size))
+
+    @property
+    def longest_first(self) -> Rows:
+        """The same rows by falling length: those of one group are then about as long."""
+        order = np.argsort(self.begins - self.ends, kind="stable")
+        return Rows(self.begins[order], self.scores[order], self.ends[order])
+
+    def __len__(self) -> int:
+        return self.begins.size
+
+    def __getitem__(self, part: slice) -> Rows:
+        return Rows(self.begins[part], self.scores[part], self.ends[part])
+
+
 class Protocol(abc.ABC):
     """Cuts a split into rows of consecutive tokens and reads B rows at a time, segment by segment.
 
-    Every token that the corpus scores is a target once, with the token before it as its input (the vocabulary's start
-    id for the very first). Memory, if the model has one, starts empty in each row and is carried along it. All batches
-    have one shape: what is missing at the tails of rows, and the rows missing in the last group, are padding of weight
-    0. Rows never meet, so that scores don't depend on B.
+    Every token that the corpus scores is a target of weight 1 once, with the token before it as its input (the
+    vocabulary's start id for the very first). Memory, if the model has one, starts empty in each row and is carried
+    along it. All batches have one shape: what is missing at the tails of rows, and the rows missing in the last group,
+    is padding of weight 0. What one row reads no other row sees, so that scores don't depend on B.
 
     Attributes:
         name: what `describe` begins with.
+        argument: what the constructor calls the segment.
         segment: T, targets of a row that are scored at once.
         batch_size: B, rows at a time.
         memory_length: tokens remembered between segments; None for the model's own evaluation length.
@@ -29,6 +65,7 @@ class Protocol(abc.ABC):
     """
 
     name: ClassVar[str]
+    argument: ClassVar[str] = "segment"
     documents = False
 
     def __init__(self, segment: int, batch_size: int, memory_length: int | None = None) -> None:
@@ -43,8 +80,8 @@ class Protocol(abc.ABC):
         """What a token is scored from, for a model that carries this memory (None: without memory)."""
 
     @abc.abstractmethod
-    def bounds(self, size: int, documents: np.ndarray | None = None) -> np.ndarray:
-        """Where the rows of `size` tokens begin, ascending, and then `size`; raises `UserError` for too few tokens.
+    def rows(self, size: int, documents: np.ndarray | None = None) -> Rows:
+        """The rows of `size` tokens; raises `UserError` for too few tokens.
 
         `documents` says where those of the corpus begin, for protocols that need to know.
         """
@@ -54,7 +91,7 @@ class Protocol(abc.ABC):
         positions = None if model.position is None else model.position.max_length
         if positions is not None and self.segment > positions:
             raise UserError(
-                f"{type(self).__name__}.segment is {self.segment}, but the model has {positions} positions: "
+                f"{type(self).__name__}.{self.argument} is {self.segment}, but the model has {positions} positions: "
                 f"set it to at most {positions}"
             )
         memory = model.stack.layers[0].memory
@@ -82,26 +119,27 @@ class Protocol(abc.ABC):
             documents: where documents begin (`Corpus.document_starts`), for a protocol with `documents`.
         """
         text = Text(tokens, start, scored, documents)
-        bounds = self.bounds(tokens.size, documents)
-        longest_first = np.argsort(-np.diff(bounds), kind="stable")  # rows of one group are then about as long
-        begins, ends = bounds[:-1][longest_first], bounds[1:][longest_first]
-        for first in range(0, begins.size, self.batch_size):
-            group = slice(first, first + self.batch_size)
-            longest = int((ends[group] - begins[group]).max())
+        rows = self.rows(tokens.size, documents).longest_first
+        for first in range(0, len(rows), self.batch_size):
+            group = rows[first : first + self.batch_size]
+            longest = int((group.ends - group.begins).max())
             for offset in range(0, longest, self.segment):
-                yield self._batch(text, begins[group] + offset, ends[group], offset == 0)
+                yield self._batch(text, group, offset)
 
-    def _batch(self, text: Text, begins: np.ndarray, ends: np.ndarray, reset: bool) -> Batch:
+    def _batch(self, text: Text, group: Rows, offset: int) -> Batch:
+        """What B rows read from so many tokens after their begins on."""
         shape = (self.batch_size, self.segment)
         inputs, targets, weights = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.float32)
         valid = np.zeros(shape, bool)
-        for row, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        begins = (group.begins + offset).tolist()
+        for row, (begin, score, end) in enumerate(zip(begins, group.scores.tolist(), group.ends.tolist(), strict=True)):
             length = min(self.segment, end - begin)
             if length <= 0:
                 continue
             inputs[row, :length], targets[row, :length], weights[row, :length] = text.rows(begin, begin + length)
+            weights[row, : max(score - begin, 0)] = 0
             valid[row, :length] = True
-        return Batch(inputs, targets, weights, np.full(self.batch_size, reset), valid)
+        return Batch(inputs, targets, weights, np.full(self.batch_size, offset == 0), valid)
 
 
 class Block(Protocol):
@@ -128,8 +166,66 @@ class Block(Protocol):
         begin = "" if memory is None else "; memory starts empty in each"
         return f"windows of {self.segment} tokens, each read from the token before it on{begin}"
 
-    def bounds(self, size: int, documents: np.ndarray | None = None) -> np.ndarray:
-        return np.append(np.arange(0, size, self.segment), size)
+    def rows(self, size: int, documents: np.ndarray | None = None) -> Rows:
+        return Rows.side_by_side(np.arange(0, size, self.segment), size)
+
+
+class Sliding(Protocol):
+    """Windows that overlap, each with fresh context, so that few tokens are scored from little context.
+
+    A window begins every `stride` tokens. The first one scores all its tokens, every later one those that no window
+    before it has scored: its last `stride`, or fewer at the end of the split. So token n >= window is scored from at
+    least window - stride + 1 tokens and at most window, and the model reads each token window / stride times.
+
+    With stride = 1 it is the protocol of Al-Rfou et al. 2018 (arXiv:1808.04444), in which each token is the last of a
+    window of its own; with window = 32256 and stride = 512 that of Longformer (Beltagy et al. 2020, arXiv:2004.05150);
+    with stride = window it is `Block`.
+
+    Args:
+        window: tokens of a window T.
+        stride: tokens from one window's begin to the next one's, at most window; None for a quarter of it.
+        batch_size: windows at a time B; the score does not depend on it.
+
+    Raises:
+        UserError: a number below 1, or a stride above the window.
+
+    Example:
+        >>> import numpy as np
+        >>> from lra.evaluation import Sliding
+        >>> rows = Sliding(window=4, stride=3).rows(9)
+        >>> [list(range(*row)) for row in zip(rows.scores, rows.ends)]
+        [[0, 1, 2, 3], [4, 5, 6], [7, 8]]
+    """
+
+    name = "sliding"
+    argument = "window"
+
+    def __init__(self, *, window: int, stride: int | None = None, batch_size: int = 16) -> None:
+        _check(self, window=window, batch_size=batch_size)
+        self.stride = max(window // 4, 1) if stride is None else stride
+        _check(self, stride=self.stride)
+        if self.stride > window:
+            raise UserError(
+                f"Sliding.stride is {stride}, so that windows of {window} tokens would leave some out: "
+                f"set it to at most {window}, or raise Sliding.window"
+            )
+        super().__init__(window, batch_size)
+
+    def describe(self) -> str:
+        return f"sliding, window {self.segment}, stride {self.stride}, batch size {self.batch_size}"
+
+    def context(self, memory: str | None) -> str:
+        begin = "" if memory is None else "; memory starts empty in each"
+        return (
+            f"windows of {self.segment} tokens, one every {self.stride}, each read from the token before it on; the "
+            f"first scores all its tokens, from 1 token on, the others their last {self.stride}, from "
+            f"{self.segment - self.stride + 1} to {self.segment} tokens{begin}"
+        )
+
+    def rows(self, size: int, documents: np.ndarray | None = None) -> Rows:
+        begins = np.arange(0, max(size - self.segment + self.stride, 1), self.stride)
+        ends = np.minimum(begins + self.segment, size)
+        return Rows(begins, np.append(0, ends[:-1]), ends)
 
 
 class Carried(Protocol):
@@ -213,17 +309,17 @@ class Carried(Protocol):
         begin = "; memory starts empty in each document" * (self.documents and memory is not None)
         return f"segments of {self.segment} tokens, each read from the token before it on; {rest}{begin}"
 
-    def bounds(self, size: int, documents: np.ndarray | None = None) -> np.ndarray:
+    def rows(self, size: int, documents: np.ndarray | None = None) -> Rows:
         if self.streams is None:
             if documents is None:
                 raise ValueError("each document is a stream, but where they begin is not given: give documents")
-            return np.append(documents[documents < size], size)
+            return Rows.side_by_side(documents[documents < size], size)
         if size < self.streams:
             raise UserError(
                 f"Carried.streams is {self.streams}, but only {size} tokens are scored: set it to at most {size}"
             )
-        rows = np.arange(self.streams + 1)
-        return rows * (size // self.streams) + np.minimum(rows, size % self.streams)
+        streams = np.arange(self.streams)
+        return Rows.side_by_side(streams * (size // self.streams) + np.minimum(streams, size % self.streams), size)
 
 
 def _check(protocol: Protocol, **values: int) -> None:

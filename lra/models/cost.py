@@ -339,7 +339,7 @@ class _NoFeedForward(nnx.Module):
 class _NoHead(nnx.Module):
     """Stands where an output head stood."""
 
-    def score(self, x: Array, embedding: Any, targets: Array) -> tuple[Array, Array]:
+    def score(self, x: Array, embedding: Any, targets: Array, scored: Any = None) -> tuple[Array, Array]:
         return x[..., 0], targets == 0
 
 

@@ -192,6 +192,7 @@ class Decoder(nnx.Module):
         key: Array | None = None,
         train: bool = False,
         probes: Terms = (),
+        scored: Array | None = None,
     ) -> Scored:
         """Scores the targets [B, T], which follow the tokens [B, T].
 
@@ -203,10 +204,11 @@ class Decoder(nnx.Module):
             key: random key of this step, for dropout.
             train: whether dropout and updates of buffers are on.
             probes: terms that change nothing and leave what they measure among the metrics.
+            scored: [B, T] booleans, False where nats are not asked for and may be anything; None for all.
         """
         output = self._hidden(tokens, valid, memory, key, train, probes)
         with jax.named_scope("head"):
-            nats, right = self.head.score(output.x, self.embedding, targets)
+            nats, right = self.head.score(output.x, self.embedding, targets, scored)
         return Scored(nats, right, output.memory, output.losses, output.metrics, output.updates)
 
     def write(self, updates: Any) -> None:

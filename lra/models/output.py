@@ -25,8 +25,13 @@ class Head(nnx.Module):
         """[B, T, C] to [B, T, V], in at least float32: log-probabilities up to a constant of each position."""
 
     @abc.abstractmethod
-    def score(self, x: Array, embedding: TokenEmbedding, targets: Array) -> tuple[Array, Array]:
-        """Negative log-likelihood of each target [B, T], in nats, and whether it is the likeliest token."""
+    def score(
+        self, x: Array, embedding: TokenEmbedding, targets: Array, scored: Array | None = None
+    ) -> tuple[Array, Array]:
+        """Negative log-likelihood of each target [B, T], in nats, and whether it is the likeliest token.
+
+        Where `scored` [B, T] is False both mean nothing, so that a head may leave these targets out.
+        """
 
 
 class Softmax(Head):
@@ -79,11 +84,13 @@ class Softmax(Head):
     def logits(self, x: Array, embedding: TokenEmbedding) -> Array:
         return _logits(self._table(embedding), x, self.compute_dtype)
 
-    def score(self, x: Array, embedding: TokenEmbedding, targets: Array) -> tuple[Array, Array]:
+    def score(
+        self, x: Array, embedding: TokenEmbedding, targets: Array, scored: Array | None = None
+    ) -> tuple[Array, Array]:
         if self.chunk is None:
             return _likelihood(self.logits(x, embedding), targets)
         rows = functools.partial(_table_rows, narrow=self.compute_dtype)
-        nats, (right, _) = some_rows(rows, self._table(embedding), *_flat(x, targets), None, self.chunk)
+        nats, (right, _) = some_rows(rows, self._table(embedding), *_flat(x, targets, scored), self.chunk)
         return nats.reshape(targets.shape), right.reshape(targets.shape)
 
     def _table(self, embedding: TokenEmbedding) -> _Table:
@@ -164,20 +171,22 @@ class AdaptiveSoftmax(Head):
             parts.append(first[..., self.shortlist + number - 1, None] + inside)
         return jnp.concatenate(parts, axis=-1)
 
-    def score(self, x: Array, embedding: TokenEmbedding, targets: Array) -> tuple[Array, Array]:
-        rows, ids = _flat(x, targets)
+    def score(
+        self, x: Array, embedding: TokenEmbedding, targets: Array, scored: Array | None = None
+    ) -> tuple[Array, Array]:
+        rows, ids, wanted = _flat(x, targets, scored)
         table_rows = functools.partial(_table_rows, narrow=self.compute_dtype)
         tables = [self._table(embedding, number) for number in range(len(embedding.borders))]
         if self.clusters is None:
-            nats, (right, _) = some_rows(table_rows, tables[0], rows, ids, None, self.chunk)
+            nats, (right, _) = some_rows(table_rows, tables[0], rows, ids, wanted, self.chunk)
             return nats.reshape(targets.shape), right.reshape(targets.shape)
         cluster = jnp.searchsorted(jnp.asarray(embedding.cutoffs, ids.dtype), ids, side="right")
         first_rows = functools.partial(_first_rows, narrow=self.compute_dtype)
         entry = jnp.where(cluster > 0, self.shortlist - 1 + cluster, ids)
         first = (tables[0], self._entries(embedding))
-        nats, (right, least, entries) = some_rows(first_rows, first, rows, entry, None, self.chunk)
+        nats, (right, least, entries) = some_rows(first_rows, first, rows, entry, wanted, self.chunk)
         for number, (begin, _) in enumerate(embedding.borders[1:], 1):
-            there = cluster == number
+            there = cluster == number if wanted is None else (cluster == number) & wanted
             inside, (likeliest, _) = some_rows(table_rows, tables[number], rows, ids - begin, there, self.chunk)
             nats, right = nats + inside, jnp.where(there, likeliest & (nats + inside < least), right)
         for number, table in enumerate(tables[1:], 1):
@@ -244,6 +253,7 @@ def _first_rows(
     return total - chosen, (right, total - shortlist.max(axis=-1), total[:, None] - entries)
 
 
-def _flat(x: Array, targets: Array) -> tuple[Array, Array]:
-    """[B, T, C] and [B, T] as rows."""
-    return x.reshape(-1, x.shape[-1]), jnp.asarray(targets).reshape(-1)
+def _flat(x: Array, targets: Array, scored: Array | None) -> tuple[Array, Array, Array | None]:
+    """[B, T, C], [B, T] and [B, T] or None, as rows."""
+    wanted = None if scored is None else jnp.asarray(scored).reshape(-1)
+    return x.reshape(-1, x.shape[-1]), jnp.asarray(targets).reshape(-1), wanted

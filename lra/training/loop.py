@@ -341,7 +341,7 @@ def _prepare(experiment: Experiment) -> tuple[BatchIterator, Step]:
         corpus.vocabulary.check(ids)
     protocol = experiment.protocol
     held_out_documents = corpus.document_starts("valid") if protocol.documents else None
-    protocol.bounds(held_out[: training.evaluate_tokens].size, held_out_documents)
+    protocol.rows(held_out[: training.evaluate_tokens].size, held_out_documents)
     batches = data.batches(
         tokens, start=corpus.vocabulary.start, seed=experiment.seed, scored=corpus.scored("train"),
         documents=corpus.document_starts("train") if data.documents else None,

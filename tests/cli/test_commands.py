@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -190,6 +191,36 @@ def test_where_attention_goes_stands_beside_the_score(trained, lra):
     assert f"{report['bits_per_byte']:.4f}" in text
     (row,) = (line for line in text.splitlines() if line.startswith("│     1 │"))
     assert f" {by['layers'][1]['largest_effective_distance']:.1f} │" in row
+
+
+def test_the_score_by_frequency_and_by_position_adds_up(trained, lra):
+    report = json.loads(lra("eval", "tiny.gin", "--partial", "50", "--by", "frequency", "--json").out)
+    buckets = report["by"]["frequency"]["buckets"]
+    assert [bucket["occurrences"] for bucket in buckets] == [">10K", "1K-10K", "100-1K", "<100"]
+    assert sum(bucket["tokens"] for bucket in buckets) == 50
+    assert sum(bucket["nats_total"] for bucket in buckets) == pytest.approx(report["nats_total"], rel=1e-9)
+    by = json.loads(lra("eval", "tiny.gin", "--partial", "50", "--by", "position", "--json").out)["by"]["position"]
+    assert by["tokens"] == [4] * 2 + [3] * 14
+    total = np.dot(by["tokens"], by["nats_per_token"])
+    assert total == pytest.approx(report["nats_total"], rel=1e-9)
+
+
+def test_a_group_is_compared_by_context(trained, lra):
+    shutil.copytree(trained, trained.with_name("twin"))
+    flags = ["--by", "context", "--contexts", "4:8", "--group", "runs/twin", "--partial", "10"]
+    result = lra("eval", "tiny.gin", *flags, "--png", "by.png", "--json")
+    report = json.loads(result.out)
+    by = report["by"]["context"]
+    assert (by["lengths"], by["targets"], report["tokens_scored"], report["partial"]) == ([4, 8], 10, 18, True)
+    ours, twin = by["runs"]
+    assert (ours.pop("run"), twin.pop("run")) == ("runs/tiny", "runs/twin")
+    assert ours == twin
+    assert [each["share"] for each in ours["relative_effective_context_length"]] == [0.1, 0.5, 1.0]
+    assert "runs/tiny at step 4" in Path("by.png").read_bytes().decode("latin-1")
+    assert not (trained / "evaluations").exists()
+    table = lra("eval", "tiny.gin", *flags).out
+    assert f"{ours['nats_per_token'][1]:.4f}" in table
+    assert "effective, r = 0.1" in table
 
 
 def test_the_run_counts_and_not_the_shipped_configuration_of_its_name(trained, lra):

@@ -1,14 +1,16 @@
 """A user's mistake is one sentence on stderr and status 2, before anything is written."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from lra import config
-from lra.errors import Interrupted
+from lra import config, scoring
+from lra.errors import Interrupted, UserError
 
 ROOT = Path(__file__).parents[2]
 
@@ -327,10 +329,16 @@ def test_an_evaluation_out_of_range(trained, refused, flags, words):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--by distances", ["no --by 'distances'", "there is distance"]),
+        ("--by distances", ["no --by 'distances'", "there is context, distance, frequency, position"]),
         ("--png by.png", ["--png draws what --by shows", "add --by", "distance"]),
         ("--by distance --png there/by.png", ["cannot write there/by.png", "No such file", "--png"]),
         ("--by distance --png .", ["cannot write .", "Is a directory", "--png"]),
+        ("--group runs/b --by position", ["--group is for", "add --by context", "leave it out"]),
+        ("--contexts 2:4", ["--contexts is for", "add --by context"]),
+        ("--by context --contexts 4:10", ["--contexts is '4:10'", "a multiple", "--contexts 32:256"]),
+        ("--by context --contexts 4:4", ["--contexts is '4:4'", "--contexts 32:256"]),
+        ("--by context --contexts 0:0", ["--contexts is '0:0'", "--contexts 32:256"]),
+        ("--by context --contexts 4", ["--contexts is '4'", "--contexts 32:256"]),
     ],
 )
 def test_what_cannot_stand_beside_a_score(refused, flags, words):
@@ -338,11 +346,43 @@ def test_what_cannot_stand_beside_a_score(refused, flags, words):
     refused(["eval", "tiny.gin", *flags.split()], *words)
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--partial 0", ["0 tokens are to be scored by context", "at least 1"]),
+        ("--contexts 1000:4000", ["text_file test has ", "none of which is scored behind 4000 others", "shorter"]),
+        ("--group tiny.gin", ["runs/tiny is in the group twice", "once"]),
+        ("--group runs/missing", ["there is no run", "runs/missing"]),
+    ],
+)
+def test_a_score_by_context_that_cannot_be(trained, refused, flags, words):
+    refused(["eval", "tiny.gin", "--by", "context", *flags.split()], *words)
+
+
+@pytest.mark.parametrize(
+    ("name", "digest", "vocabulary", "words"),
+    [
+        ("enwik8", "1", "1", "runs/a has corpus text8 (digest 1), but runs/b has enwik8 (digest 1)"),
+        ("text8", "2", "1", "runs/a has corpus text8 (digest 1), but runs/b has text8 (digest 2)"),
+        ("text8", "1", "2", "runs/a has vocabulary chars (digest 1), but runs/b has chars (digest 2)"),
+    ],
+)
+def test_a_group_that_scores_other_tokens(name, digest, vocabulary, words):
+    def scorer(run, name, digest, vocabulary):
+        corpus = SimpleNamespace(name=name, digest=digest, vocabulary=SimpleNamespace(name="chars", digest=vocabulary))
+        return scoring.Scorer(Path(run), SimpleNamespace(corpus=corpus), "block", None, 1)
+
+    options = SimpleNamespace(by="context", contexts="2:4", partial=None)
+    group = [scorer("runs/a", "text8", "1", "1"), scorer("runs/b", name, digest, vocabulary)]
+    with pytest.raises(UserError, match=re.escape(words)):
+        scoring.score(group, options)
+
+
 def test_a_score_that_is_not_finite(trained, refused, monkeypatch):
     def fails(*_, **__):
         raise FloatingPointError("the model's score of text_file test is nan after 5 tokens")
 
-    monkeypatch.setattr("lra.commands.evaluate", fails)
+    monkeypatch.setattr("lra.scoring.evaluate", fails)
     refused(["eval", "tiny.gin"], "is nan after 5 tokens", "--checkpoint")
 
 

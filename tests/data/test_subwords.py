@@ -34,6 +34,7 @@ def test_text_comes_back(vocabulary: subwords.SentencePiece) -> None:
         assert ids.dtype == vocabulary.dtype
         assert vocabulary.decode(ids) == text.encode()
         assert vocabulary.num_bytes(ids) == len(text.encode())
+        assert vocabulary.num_characters(ids) == len(text)
         assert b"".join(vocabulary.decode([token]) for token in ids) == text.encode()
     assert vocabulary.encode(BOOK).size < 0.8 * len(BOOK)
     assert vocabulary.decode([vocabulary.start]) == b"\n"

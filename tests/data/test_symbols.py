@@ -31,6 +31,9 @@ def test_transformer_xl() -> None:
         assert np.concatenate(list(vocabulary.encode_all([split[:7], split[7:]]))).tolist() == expected
         assert vocabulary.decode(expected) == split.replace(b"\n", b"")
         assert vocabulary.num_bytes(np.asarray(expected)) == len(expected)
+        assert vocabulary.num_characters(np.asarray(expected)) == len(
+            split.replace(b"\n", b"").decode("utf-8", "ignore")
+        )
     assert not vocabulary.lossless
     assert not vocabulary.complete
 
@@ -54,6 +57,7 @@ def test_t2t_shifts_bytes() -> None:
     assert (vocabulary.size, vocabulary.start, ids.dtype) == (258, 1, np.uint16)
     assert ids.tolist() == [byte + 2 for byte in text]
     assert vocabulary.decode([0, 1, *ids]) == text
+    assert vocabulary.num_characters(np.asarray([0, 1, *vocabulary.encode("a\u00e4\u20ac")])) == 3
     assert vocabulary.lossless
 
 

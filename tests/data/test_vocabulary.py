@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from lra.data import Bytes
+from lra.data.vocabulary import num_characters
 from lra.errors import UserError
 
 
@@ -11,6 +12,17 @@ def test_bytes_are_lossless() -> None:
     assert ids.dtype == np.uint8 == Bytes().dtype
     assert Bytes().decode(ids) == text
     assert Bytes().num_bytes(ids[3:17]) == 14
+
+
+@pytest.mark.parametrize("text", ["", "a\n", "\u00e4\u20ac\U0001f600 a\u0301", "\u0416" * 31])
+def test_characters_are_those_of_unicode(text: str) -> None:
+    """Python's own count; in parts cut anywhere too, of which each has the characters that begin in it."""
+    ids = Bytes().encode(text)
+    assert Bytes().num_characters(ids) == num_characters(text.encode()) == len(text)
+    for cut in range(ids.size + 1):
+        parts = Bytes().num_characters(ids[:cut]), Bytes().num_characters(ids[cut:])
+        assert sum(parts) == len(text)
+        assert parts[0] == len(ids[:cut].tobytes().decode("utf-8", "replace"))
 
 
 def test_strings_are_utf8() -> None:

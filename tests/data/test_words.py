@@ -42,6 +42,7 @@ def test_bytes_and_text() -> None:
     tokens = vocabulary.encode(text)
     assert vocabulary.decode(tokens) == text.encode()[1:] + b" "
     assert vocabulary.num_bytes(tokens) == len(text.encode())
+    assert vocabulary.num_characters(tokens) == len(text)
     assert b"".join(vocabulary.decode([token]) for token in tokens) == vocabulary.decode(tokens)
     many = np.tile(tokens, PART_TOKENS // tokens.size + 2)
     assert vocabulary.num_bytes(many) == len(text.encode()) * (many.size // tokens.size)

@@ -26,6 +26,10 @@ class Vocabulary:
         """Id n stands for n + 1 bytes."""
         return int(np.sum(tokens, dtype=np.int64)) + int(tokens.size)
 
+    def num_characters(self, tokens: np.ndarray) -> int:
+        """One, but for id 0, which goes on with the character before it."""
+        return int(np.count_nonzero(tokens))
+
 
 class Corpus:
     name, description, digest = "toy", "toy, digest 0123", "0123"
@@ -42,6 +46,9 @@ class Corpus:
 
     def num_bytes(self, split: str, limit: int | None = None) -> int:
         return self.vocabulary.num_bytes(self.tokens(split)[:limit])
+
+    def num_characters(self, split: str, limit: int | None = None) -> int:
+        return self.vocabulary.num_characters(self.tokens(split)[:limit])
 
     def num_words(self, split: str) -> int | None:
         return 53
@@ -61,14 +68,12 @@ def make_corpus() -> Callable[[np.ndarray], Corpus]:
 @functools.cache
 def _model(memory: int | None, kind: type[Decoder], options: tuple[tuple[str, Any], ...]) -> Decoder:
     model = kind(
-        num_layers=2,
-        width=8,
         num_heads=2,
         memory=None if memory is None else functools.partial(Recurrence, length=2, evaluation_length=memory),
         stack=functools.partial(Stack, scan=True),  # compiles one layer
         vocabulary_size=SIZE,
         rngs=nnx.Rngs(0),
-        **{"pattern": Full, **dict(options)},
+        **{"num_layers": 2, "width": 8, "pattern": Full, **dict(options)},
     )
     # Wider parameters than those at the start, so that a token's context matters to its score.
     graph, state = nnx.split(model)

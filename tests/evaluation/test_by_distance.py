@@ -117,4 +117,4 @@ def test_a_pattern_without_distances() -> None:
         options = {"num_layers": 2, "width": 8, "num_heads": 2, "pattern": pattern, "vocabulary_size": 11}
         model = nnx.eval_shape(lambda options=options: Decoder(**options, rngs=nnx.Rngs(0)))
         with pytest.raises(UserError, match=r"in layer 1, MemoryCompressed reads summaries .*: --by distance needs"):
-            ByDistance().check(model, 7)
+            ByDistance().begin(model, None, None, 7)

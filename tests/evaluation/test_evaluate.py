@@ -14,7 +14,7 @@ from flax import nnx
 from lra.attention import Strided
 from lra.data import Batch
 from lra.errors import UserError
-from lra.evaluation import Block, Carried, Protocol, Report, evaluate
+from lra.evaluation import Block, Carried, Protocol, Report, Rows, Sliding, evaluate
 from lra.models import Decoder, LearnedPositions
 
 Make = Callable[..., Decoder]
@@ -45,8 +45,8 @@ class Altered(Protocol):
     def context(self, memory: str | None) -> str:
         return self.inner.context(memory)
 
-    def bounds(self, size: int, documents: np.ndarray | None = None) -> np.ndarray:
-        return self.inner.bounds(size, documents)
+    def rows(self, size: int, documents: np.ndarray | None = None) -> Rows:
+        return self.inner.rows(size, documents)
 
     def batches(self, *read: Any) -> Iterator[Batch]:
         return map(self.alter, self.inner.batches(*read))
@@ -90,6 +90,7 @@ def test_carried_scores_segment_by_segment(make_model: Make, corpus: Any) -> Non
 def test_the_batch_size_changes_nothing(make_model: Make, corpus: Any) -> None:
     for make, model in (
         (lambda batch_size: Block(segment=7, batch_size=batch_size), make_model()),
+        (lambda batch_size: Sliding(window=7, stride=3, batch_size=batch_size), make_model()),
         (lambda batch_size: Carried(streams=7, segment=5, batch_size=batch_size), make_model(memory=13)),
     ):
         reports = [evaluate(model, corpus, "test", make(batch_size)) for batch_size in (1, 3, 7)]
@@ -270,6 +271,7 @@ def test_the_report_says_what_was_scored(make_model: Make, corpus: Any) -> None:
     assert isinstance(report, Report)
     assert (report.tokens_scored, report.tokens_expected, report.partial) == (101, 101, False)
     assert report.bytes == corpus.num_bytes("test")
+    assert report.characters == corpus.num_characters("test")
     assert report.words == 53
     assert (report.corpus, report.corpus_description, report.split) == ("toy", "toy, digest 0123", "test")
     assert (report.tokenisation, report.protocol) == ("toy (11 ids)", "block, segment 7, batch size 16")
@@ -284,6 +286,7 @@ def test_a_limit_scores_the_first_tokens(make_model: Make, make_corpus: Any, cor
     assert (report.tokens_scored, report.tokens_expected, report.partial) == (31, 101, True)
     assert report.nats_total == nats(make_model(), head, protocol)
     assert report.bytes == head.num_bytes("test") < corpus.num_bytes("test")
+    assert report.characters == head.num_characters("test") < corpus.num_characters("test")
     assert report.words is None
     assert not evaluate(make_model(), corpus, "test", protocol, limit=101).partial
     assert evaluate(make_model(), corpus, "test", protocol, limit=1_000).tokens_scored == 101
@@ -335,8 +338,9 @@ def test_mistakes(make_model: Make, make_corpus: Any, corpus: Any) -> None:
         evaluate(make_model(), corpus, "test", Carried(streams=2, segment=7, memory_length=5))
     positions = make_model(position=Positions)
     assert evaluate(positions, corpus, "test", Block(segment=5)).tokens_scored == 101
-    with pytest.raises(UserError, match=r"Block.segment is 7, but the model has 5 positions"):
-        evaluate(positions, corpus, "test", Block(segment=7))
+    for protocol, named in ((Block(segment=7), "Block.segment"), (Sliding(window=7), "Sliding.window")):
+        with pytest.raises(UserError, match=f"{named} is 7, but the model has 5 positions"):
+            evaluate(positions, corpus, "test", protocol)
     with pytest.raises(UserError, match="ids from 0 to 11, but the model knows 0 to 10"):
         evaluate(make_model(), make_corpus(np.asarray([0, 11])), "test", Block(segment=2, batch_size=1))
     corpus.vocabulary.size = 12
@@ -361,6 +365,7 @@ def test_tokens_that_are_not_scored_are_read(make_model: Make, make_corpus: Any,
     assert report.tokens_right == (np.argmax(logits, -1) == tokens)[scored].sum()
     assert report.tokens_scored == report.tokens_expected == scored.sum()
     assert report.bytes == (tokens[scored] + 1).sum()
+    assert report.characters == (tokens[scored] > 0).sum()
     part = evaluate(model, corpus, "test", Block(segment=7, batch_size=2), limit=11)
     assert (part.tokens_scored, part.tokens_expected, part.partial) == (scored[:11].sum(), scored.sum(), True)
     first = int(np.argmax(scored))

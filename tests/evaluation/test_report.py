@@ -14,8 +14,8 @@ def report(**values: Any) -> Report:
     known: dict[str, Any] = {
         "corpus": "toy", "corpus_description": "toy, digest 0123", "split": "test", "tokenisation": "bytes (256 ids)",
         "protocol": "block, segment 7, batch size 16", "context": "windows of 7 tokens", "tokens_scored": 40,
-        "tokens_expected": 40, "tokens_right": 10, "bytes": 120, "nats_total": 100.0, "partial": False, "seconds": 8.0,
-        "step": 19,
+        "tokens_expected": 40, "tokens_right": 10, "bytes": 120, "characters": 80, "nats_total": 100.0,
+        "partial": False, "seconds": 8.0, "step": 19,
     }  # fmt: skip
     return Report(**{**known, **values})
 
@@ -29,6 +29,23 @@ def test_known_units() -> None:
     assert known.perplexity_per_word is None
     assert report(words=25).perplexity_per_word == pytest.approx(54.598, abs=5e-4)
     assert known.accuracy == 0.25
+    assert known.bits_per_character == pytest.approx(1.8034, abs=5e-5)
+    assert known.bits_per_word is None
+    assert report(words=25).bits_per_word == pytest.approx(5.7708, abs=5e-5)
+
+
+def test_a_bit_a_token() -> None:
+    """Of a text of single characters, in all units (U60)."""
+    one = report(nats_total=40 * math.log(2), bytes=40, characters=40, words=8)
+    for unit in (one.bits_per_byte, one.bits_per_character, one.bits_per_word / 5, one.perplexity / 2):
+        assert unit == pytest.approx(1.0, rel=1e-12)
+    assert one.perplexity_per_word == pytest.approx(32)
+
+
+def test_a_part_in_which_no_character_begins() -> None:
+    part = report(tokens_expected=400, partial=True, characters=0)
+    assert part.bits_per_character == math.inf
+    assert part.as_dict()["bits_per_character"] is None
 
 
 def test_partial_units_use_what_was_scored() -> None:
@@ -58,8 +75,9 @@ def test_as_dict_is_json() -> None:
     assert values == {
         "corpus": "toy", "corpus_description": "toy, digest 0123", "split": "test", "tokenisation": "bytes (256 ids)",
         "protocol": "block, segment 7, batch size 16", "context": "windows of 7 tokens", "tokens_scored": 40,
-        "tokens_expected": 40, "tokens_right": 10, "bytes": 120, "nats_total": 100.0, "partial": False, "seconds": 8.0,
-        "step": 19, "accuracy": 0.25, "nats_per_token": 2.5, "bits_per_byte": 100 / math.log(2) / 120,
+        "tokens_expected": 40, "tokens_right": 10, "bytes": 120, "characters": 80, "nats_total": 100.0,
+        "partial": False, "seconds": 8.0, "step": 19, "bits_per_character": 100 / math.log(2) / 80,
+        "bits_per_word": None, "accuracy": 0.25, "nats_per_token": 2.5, "bits_per_byte": 100 / math.log(2) / 120,
         "perplexity": math.exp(2.5), "tokens_per_second": 5.0, "weights": "last", "causality": "strict",
         "words": None, "perplexity_per_word": None,
     }  # fmt: skip
@@ -89,6 +107,8 @@ def test_the_table_shows_the_protocol_and_the_counts(partial: bool) -> None:
     assert "54.5982" in text
     for shown in (
         "1.2022",
+        "1.8034",
+        "5.7708",
         "2.5000",
         "12.1825",
         "25.00%",

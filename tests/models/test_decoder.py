@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from lra.attention import PATTERNS, ALiBi, Attention, Full, Heads, Promise, Recurrence, Rotary, SlidingWindow
-from lra.models import Decoder, FeedForward, LearnedPositions, SinusoidalPositions, Softmax, Stack
+from lra.models import Decoder, Embedding, FeedForward, LearnedPositions, SinusoidalPositions, Softmax, Stack
 from tests.attention import cases, oracle
 
 VOCABULARY = 11
@@ -176,7 +176,10 @@ MISTAKES = [
     ({"memory": part(Recurrence, length=3), "position": learned}, "set Decoder.position = None and use Decoder.terms"),
     ({"pattern": (Full, Full, Full)}, "Decoder.pattern needs a number of entries that divides 2 layers, got 3"),
     ({"pattern": ()}, "Decoder.pattern needs a number of entries that divides 2 layers, got 0"),
-    ({"embedding": "normal_0.2"}, "no initialiser is called 'normal_0.2': did you mean 'normal_0.02'"),
+    (
+        {"embedding": functools.partial(Embedding, table="normal_0.2")},
+        "no initialiser is called 'normal_0.2': did you mean 'normal_0.02'",
+    ),
     ({"pattern": part(SlidingWindow, window=0)}, "window counts keys up to .* at least 1, got 0"),
     (
         {"pattern": part(SlidingWindow, window=(1, 2, 3))},

@@ -192,6 +192,24 @@ def test_work_follows_the_text(rng):
     assert np.isfinite(nats).all()
 
 
+@pytest.mark.parametrize("kind", [Softmax, AdaptiveSoftmax])
+def test_what_is_not_scored_is_left_out(kind, rng):
+    """The other targets score as ever, at whatever price those left out have: NaN here."""
+    embedding = AdaptiveEmbedding(
+        cutoffs=(7, 19) if kind is AdaptiveSoftmax else (), vocabulary_size=V, width=C, rngs=nnx.Rngs(0)
+    )
+    head = kind(chunk=4, vocabulary_size=V, width=C, embedding=embedding, rngs=nnx.Rngs(1))
+    x = jnp.asarray(rng.normal(size=(2, 23, C)), jnp.float32)
+    targets = jnp.asarray(rng.integers(0, V, (2, 23)), jnp.int32)
+    scored = jnp.asarray(rng.uniform(size=(2, 23)) < 0.4)
+    want, right = head.score(x, embedding, targets)
+    x = jnp.where(scored[..., None], x, jnp.nan)
+    nats, found = head.score(x, embedding, targets, scored)
+    np.testing.assert_allclose(nats[scored], want[scored], rtol=1e-6)
+    np.testing.assert_array_equal(found[scored], right[scored])
+    assert not nats[~scored].any()  # what was computed would not be 0
+
+
 def test_operations_are_counted(rng):
     """Those of a chunk times the chunks, of every cluster as if all targets were in it."""
     embedding, head = make("one", rng, chunk=8)

@@ -36,6 +36,8 @@ class Corpus:
     def num_bytes(self, split: str, limit: int | None = None) -> int:
         return self._splits[split][:limit].size
 
+    num_characters = num_bytes
+
     def num_words(self, split: str) -> None:
         return None
 

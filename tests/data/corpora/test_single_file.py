@@ -172,6 +172,7 @@ def test_vocabularies(enwik8: Path) -> None:
         ends = sum(not text.endswith(b"\n") for text in texts) if name == "adaptive_span" else 0
         assert sum(part.size for part in tokens.values()) == len(kept) + ends
         assert sum(corpus.num_bytes(split) for split in SPLITS) == len(kept)
+        assert sum(corpus.num_characters(split) for split in SPLITS) == len(kept.decode())
         if corpus.vocabulary.lossless:
             assert b"".join(corpus.vocabulary.decode(part) for part in tokens.values()) == MARKUP
         again = Enwik8(name)

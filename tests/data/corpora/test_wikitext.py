@@ -56,10 +56,12 @@ def test_tokens_and_ids(texts: dict[str, str], tmp_path: Path, monkeypatch: pyte
         assert [by_id[token] for token in corpus.tokens(split)] == expected
         assert corpus.num_words(split) == len(expected)
         assert corpus.num_bytes(split) == len(text.encode())
+        assert corpus.num_characters(split) == len(text)
     train = corpus.vocabulary.decode(corpus.tokens("train"))
     assert b" " + train == texts["train"].encode() + b" "
     begin = "".join(f"{line}\n" for line in texts["train"].split("\n")[:5]).encode()
     assert corpus.num_bytes("train", len(lines(begin.decode()))) == len(begin)
+    assert corpus.num_characters("train", len(lines(begin.decode()))) == len(begin.decode())
 
 
 def test_the_variant_without_line_ends(texts: dict[str, str], tmp_path: Path) -> None:
@@ -135,6 +137,7 @@ def test_a_head_with_whole_valid_and_test(texts: dict[str, str], tmp_path: Path)
     corpus.prepare_from(tmp_path / "wiki")
     assert [b"".join(corpus.text(split)).decode() for split in SPLITS] == [head, texts["valid"], texts["test"]]
     assert corpus.num_bytes("test") == len(texts["test"].encode())  # though words that train has not are <unk>
+    assert corpus.num_characters("test") == len(texts["test"])
     other = tmp_path / "wiki" / "wiki.test.tokens"
     other.write_text(texts["test"] + " more \n", encoding="utf-8")
     with pytest.raises(UserError, match="prepared already from another text"):
