@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import DownloadColumn
 from rich.table import Table
 
 from lra.annotations import nearest
+from lra.bar import bar
 from lra.data import Corpus, PublishedCorpus, PythonSource
-from lra.data.corpora import sources
 from lra.errors import UserError
 from lra.registry import CORPORA
 
@@ -64,7 +62,7 @@ def prepare_command(options: argparse.Namespace) -> None:
     corpus = _corpus(options.name)
     before = corpus.prepared
     if isinstance(corpus, PublishedCorpus):
-        with _progress() as progress:
+        with bar(DownloadColumn()) as progress:
             corpus.prepare_from(None if options.source is None else Path(options.source).expanduser(), progress)
     elif options.source is not None:
         raise UserError(f"{options.name} has a source of its own: leave out --source")
@@ -110,20 +108,6 @@ def _text(value: Any) -> str:
             )
         lines.append(f"{key}: {shown}" if shown else key)
     return "\n".join(lines)
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[sources.Progress]:
-    """A bar on stderr that follows what is being done; nothing where stderr is no terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-
-        def show(what: str, done: int, total: int | None) -> None:
-            bar.update(task, description=what, completed=done, total=total)
-
-        yield show
 
 
 COMMANDS = {"data list": list_command, "data info": info_command, "data prepare": prepare_command}

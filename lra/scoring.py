@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 
 from lra.attention import draw
+from lra.bar import Show, bar
 from lra.errors import UserError
 from lra.evaluation import BREAKDOWNS, Breakdown, ByContext, Protocol, Report, evaluate, reach
 from lra.models import Decoder
@@ -66,21 +68,22 @@ def score(scorers: Sequence[Scorer], options: argparse.Namespace) -> tuple[Repor
         UserError: the runs of a group differ in what they were trained on, or a model cannot be scored so.
     """
     try:
-        if options.by == ByContext.name:
-            return _by_context(scorers, options)
-        breakdown = None if options.by is None else BREAKDOWNS[options.by]()
-        (scorer,) = scorers
-        corpus = scorer.experiment.corpus
-        report = evaluate(
-            scorer.model, corpus, options.split, scorer.protocol, key=jax.random.key(scorer.experiment.seed),
-            limit=options.partial, step=scorer.step, weights=options.weights, breakdown=breakdown,
-        )  # fmt: skip
+        with bar() as show:
+            if options.by == ByContext.name:
+                return _by_context(scorers, options, show)
+            breakdown = None if options.by is None else BREAKDOWNS[options.by]()
+            (scorer,) = scorers
+            report = evaluate(
+                scorer.model, scorer.experiment.corpus, options.split, scorer.protocol,
+                key=jax.random.key(scorer.experiment.seed), limit=options.partial, step=scorer.step,
+                weights=options.weights, breakdown=breakdown, progress=functools.partial(show, "scoring"),
+            )  # fmt: skip
     except FloatingPointError as error:
         raise UserError(f"{error}: choose other weights with --checkpoint or --weights") from error
     return report, breakdown
 
 
-def _by_context(scorers: Sequence[Scorer], options: argparse.Namespace) -> tuple[Report, ByContext]:
+def _by_context(scorers: Sequence[Scorer], options: argparse.Namespace, show: Show) -> tuple[Report, ByContext]:
     first, *others = scorers
     corpus = first.experiment.corpus
     for other in others:
@@ -93,6 +96,7 @@ def _by_context(scorers: Sequence[Scorer], options: argparse.Namespace) -> tuple
         breakdown.measure(
             str(scorer.run), scorer.model, corpus, options.split,
             batch_tokens=scorer.protocol.batch_size * scorer.protocol.segment,
+            progress=functools.partial(show, f"scoring {scorer.run} from each length"),
             key=jax.random.key(scorer.experiment.seed), step=scorer.step, weights=options.weights,
         )
         for scorer in scorers

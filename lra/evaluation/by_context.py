@@ -90,7 +90,7 @@ class ByContext(Breakdown):
             corpus: where the tokens come from, the same for the whole group.
             split: "train", "valid" or "test", likewise.
             batch_tokens: tokens that are read at once, at most, unless one window has more.
-            options: as of `evaluate`: key, step, weights.
+            options: as of `evaluate`: key, step, weights, progress.
 
         Returns:
             The report at the longest length, of the targets and of the tokens before them.

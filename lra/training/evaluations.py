@@ -1,8 +1,9 @@
-"""What `lra eval` leaves in a run folder: one report for each split, protocol and kind of weights, the newest."""
+"""What `lra eval` leaves in a run folder: of each split, protocol with its numbers and kind of weights the newest."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ def keep(workdir: Path, values: dict[str, Any]) -> Path:
     kind = [values["split"], values["protocol_name"]]
     kind += ["ema"] if values["weights"] == "ema" else []
     kind += ["partial"] if values["partial"] else []
+    kind += [hashlib.sha256(values["protocol"].encode()).hexdigest()[:8]]
     path = workdir / folder.EVALUATIONS / f"{'-'.join(kind)}.json"
     try:
         path.parent.mkdir(exist_ok=True)

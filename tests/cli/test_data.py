@@ -93,10 +93,13 @@ def test_a_run_on_a_head(lra, head, workplace):
     assert lra("train", "e8.gin", "--set", "Experiment.corpus = @enwik8_head").status == 0
     report = json.loads(lra("eval", "e8.gin", "--partial", "40", "--json").out)
     assert (report["corpus"], report["partial"], report["words"]) == ("enwik8_head", True, None)
-    kept = Path("runs/e8/evaluations/test-block-partial.json")
+    (kept,) = Path("runs/e8/evaluations").iterdir()
     assert json.loads(kept.read_text()) == report
     assert report["parameters"] == json.loads(lra("params", "runs/e8", "--json").out)["total"]
-    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+    lra("eval", "e8.gin", "--partial", "40")
+    assert list(kept.parent.iterdir()) == [kept]  # the newest of its kind alone
+    lra("eval", "e8.gin", "--partial", "40", "--set", "Block.segment = 5")
+    assert len(list(kept.parent.iterdir())) == 2
     other = lra("eval", "e8.gin", "--set", 'enwik8_head.vocabulary = "t2t"')
     assert other.status == 2
     assert "reads text as bytes (256 ids, digest " in other.err

@@ -1,10 +1,12 @@
 """Protocols agree, token by token, where they give tokens the same context."""
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -57,9 +59,8 @@ def test_sliding_by_one_is_a_fresh_window_for_every_token(make_model: Make, corp
         begin = max(n - window + 1, 0)
         logits = np.asarray(forward(model, read[None, begin : begin + window]), np.float64)[n - begin]
         expected.append(np.log(np.exp(logits).sum()) - logits[tokens[n]])
-    for stride, batch_size in ((1, 16), (1, 5)):
-        found = each(model, corpus, Sliding(window=window, stride=stride, batch_size=batch_size))
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    found = each(model, corpus, Sliding(window=window, stride=1, batch_size=5))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
     wider = each(model, corpus, Sliding(window=window, stride=3, batch_size=5))
     assert np.abs(wider - expected).max() > 0.1  # context matters to this model
 
@@ -76,9 +77,7 @@ def test_all_protocols_are_one_when_all_of_the_text_is_context(make_model: Make,
     plain, remembering = make_model(terms=(XLRelative,)), make_model(memory=101, terms=(XLRelative,))
     whole = each(plain, corpus, Block(segment=101, batch_size=1))
     np.testing.assert_allclose(each(plain, corpus, Sliding(window=103, stride=7, batch_size=1)), whole, rtol=1e-5)
-    for segment in (7, 23):
-        carried = each(remembering, corpus, Carried(streams=1, segment=segment))
-        np.testing.assert_allclose(carried, whole, rtol=1e-5)
+    np.testing.assert_allclose(each(remembering, corpus, Carried(streams=1, segment=7)), whole, rtol=1e-5)
     assert np.abs(each(remembering, corpus, Carried(streams=1, segment=7, memory_length=2)) - whole).max() > 0.1
 
 
@@ -92,6 +91,20 @@ def test_one_layer_has_no_context_beyond_its_keys(make_model: Make, corpus: Any)
         sliding = each(make_model(**options), corpus, Sliding(window=5, stride=1))
         carried = each(make_model(memory=5, **options), corpus, Carried(streams=1, segment=7, attention_length=5))
         assert np.allclose(sliding, carried, rtol=1e-5) == agree
+
+
+def test_golden_scores(make_model: Make, make_corpus: Any) -> None:
+    """Of parameters and tokens by formula (U65): if these move, so does every score that was ever reported."""
+    graph, state = nnx.split(make_model(memory=5))
+    waves = jax.tree.map(lambda x: jnp.sin(1 + jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), state)
+    model, corpus = nnx.merge(graph, waves), make_corpus((np.arange(101) ** 2 % 11).astype(np.uint8))
+    for protocol, bits in (
+        (Block(segment=7, batch_size=3), 7.736692),
+        (Sliding(window=7, stride=3, batch_size=3), 7.744720),
+        (Carried(streams=3, segment=7), 7.745815),
+    ):
+        report = evaluate(model, corpus, "test", protocol)
+        assert report.nats_per_token / math.log(2) == pytest.approx(bits, rel=1e-6), protocol.describe()
 
 
 def test_context_is_promised_and_stated(make_model: Make, corpus: Any) -> None:

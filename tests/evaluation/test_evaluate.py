@@ -99,14 +99,6 @@ def test_the_batch_size_changes_nothing(make_model: Make, corpus: Any) -> None:
             assert report.nats_per_token == pytest.approx(reports[0].nats_per_token, abs=1e-6)
 
 
-def test_memory_is_exact(make_model: Make, corpus: Any) -> None:
-    """One stream with memory for the whole text is one long window, whatever its segments are; less memory is not."""
-    model = make_model(memory=103)
-    whole = nats(make_model(), corpus, Block(segment=101, batch_size=1))
-    assert nats(model, corpus, Carried(streams=1, segment=7)) / 101 == pytest.approx(whole / 101, abs=1e-5)
-    assert abs(nats(model, corpus, Carried(streams=1, segment=7, memory_length=2)) - whole) > 0.1
-
-
 def test_memory_length_is_the_models_unless_given(make_model: Make, corpus: Any) -> None:
     short, long = make_model(memory=5), make_model(memory=17)
     own = evaluate(short, corpus, "test", Carried(streams=2, segment=7))
