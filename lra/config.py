@@ -23,7 +23,7 @@ from lra.gin_files import Binding, Bindings, Key, Macro, Reference, literal, wit
 from lra.gin_swap import override, swap
 
 CONFIGS = Path(str(resources.files("lra") / "configs"))
-PARTS = ("attention", "data", "memory", "terms")
+PARTS = ("attention", "data", "memory", "model", "terms")
 
 REGISTRY: dict[str, type] = {}
 _PATTERNS: dict[str, str] = {}

@@ -38,7 +38,7 @@ def info_command(options: argparse.Namespace) -> None:
         facts = corpus.facts
         found |= {
             "licence": facts.licence, "citation": facts.citation, "sources": dict(facts.urls),
-            "vocabularies": ["bytes", *corpus.vocabularies, "sentencepiece:SIZE", "sentencepiece:FILE"],
+            "vocabularies": corpus.choices(),
             "expected": {split: dict(counts) for split, counts in facts.counts.items()},
         }  # fmt: skip
     if corpus.prepared:

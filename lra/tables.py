@@ -31,9 +31,13 @@ METRICS = {
 """What a table shows, and where reports have it."""
 TOKENS = {"enwik8": "bytes", "text8": "chars", "wikitext103": "words"}
 """The tokenisation that numbers are compared in; on PG-19 the official word count joins all of them."""
+IDS = {"wikitext103": 267_735}
+"""Of the vocabularies of words that numbers stand on: with fewer, more words are `<unk>`, which is easy to predict."""
 HEADERS = ("system", "parameters", "valid", "test", "protocol", "tokens", "steps", "source", "marks")
 FORMATS = ("terminal", "markdown", "csv", "json", "latex")
 RUNS = "runs"
+_GIVEN = re.compile(r"^words_[0-9a-f]{8} \(")
+"""Words of a file."""
 _SEED = re.compile(r"^Experiment\.seed = .*\n", re.MULTILINE)
 
 
@@ -134,9 +138,10 @@ def _runs(name: str, root: Path) -> list[Row]:
         reports = [report for split in splits.values() for _, report in split]
         marks = [f"{corpus}, not {name}"] if corpus != name else []
         marks += ["partial: the first tokens of the split only"] if partial else []
-        marks += _marks(
-            name, tokenisation.split(" (")[0], any(report["causality"] == "selection" for report in reports)
-        )
+        tokens, ids = _GIVEN.sub("words (", tokenisation).removesuffix(" ids)").split(" (")
+        marks += _marks(name, tokens, any(report["causality"] == "selection" for report in reports))
+        if tokens == "words" and int(ids) != IDS.get(name, int(ids)):
+            marks.append(f"{int(ids):,} words instead of {IDS[name]:,}")
         marks += ["moving average of the parameters"] if weights == "ema" else []
         runs = list(dict.fromkeys(str(run) for split in splits.values() for run, _ in split))
         valid, test = (
@@ -154,7 +159,7 @@ def _runs(name: str, root: Path) -> list[Row]:
 def _score(name: str, report: dict[str, Any]) -> float | None:
     """The table's metric; of a part of a split only where a word is a token."""
     score: float | None = report[METRICS[name][1]]
-    if score is None and report["tokenisation"].startswith("words ("):
+    if score is None and _GIVEN.sub("words (", report["tokenisation"]).startswith("words ("):
         score = report["perplexity"]
     return score
 

@@ -97,6 +97,19 @@ def test_seeds_are_one_row_with_their_spread(leave: Callable[..., None], tmp_pat
     assert wide.cells()[3] == "1.5000"
 
 
+def test_words_are_those_that_numbers_stand_on_or_marked(leave: Callable[..., None], tmp_path: Path) -> None:
+    for width, (run, tokenisation) in enumerate(
+        (("own", "words (30211 ids)"), ("given", "words_0123abcd (267735 ids)"), ("pieces", "sentencepiece_9 (9 ids)"))
+    ):
+        leave(run, width=width, corpus="wikitext103_head", tokenisation=tokenisation, partial=True)
+    marks = {Path(row.system).name: row.marks[2:] for row in own(tmp_path, "wikitext103")}
+    assert marks["own"] == ("30,211 words instead of 267,735",)
+    assert marks["given"] == ()
+    assert marks["pieces"] == ("other tokenisation than words",)
+    tests = {Path(row.system).name: row.test for row in own(tmp_path, "wikitext103")}
+    assert tests == {"own": (9.0,), "given": (9.0,), "pieces": ()}
+
+
 def test_what_is_not_comparable_is_marked(leave: Callable[..., None], tmp_path: Path) -> None:
     for width, (run, values, mark) in enumerate(
         (

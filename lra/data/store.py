@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import io
 import json
@@ -34,33 +35,76 @@ def data_dir() -> Path:
 
 
 @contextlib.contextmanager
-def appearing(folder: Path) -> Iterator[Path]:
-    """Gives a sibling folder that becomes `folder` by one rename when the block ends without an exception.
+def appearing(target: Path, *, file: bool = False) -> Iterator[Path]:
+    """Gives a hidden sibling that becomes `target` by one rename when the block ends without an exception.
 
-    What is killed half-way leaves nothing that looks finished. Of several processes at once the first one wins, and the
-    work of the others is thrown away.
+    What is killed half-way leaves nothing that looks finished, and the next one to make the same target removes it. Of
+    several processes at once the first one wins, and the work of the others is thrown away.
+
+    Args:
+        target: what is not there yet, in a folder that may be missing too.
+        file: whether it is an (empty) file; else a folder.
 
     Raises:
         UserError: it cannot be written.
     """
-    work = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     try:
-        work.mkdir(parents=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        sweep(target)
+        work, lock = _held(target, file)
     except OSError as error:
-        raise unwritable(work.parent, error) from error
+        raise unwritable(target.parent, error) from error
     try:
         yield work
         try:
-            work.rename(folder)
+            work.replace(target)
         except OSError:
-            if not folder.is_dir():
+            if not target.is_dir():
                 raise
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        raise unwritable(work.parent, error) from error
+        raise unwritable(target.parent, error) from error
     finally:
+        _remove(work)
+        os.close(lock)
+
+
+def sweep(target: Path) -> None:
+    """Removes what killed processes have left of a target: its hidden siblings that nobody holds."""
+    found = os.listdir(target.parent)  # quicker than a glob, for PG-19's folder of 28,602 downloads
+    for work in (target.with_name(name) for name in found if name.startswith(f".{target.name}.")):
+        with contextlib.suppress(OSError):  # somebody holds it, or another sweep was quicker
+            lock = os.open(work, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(work)
+            finally:
+                os.close(lock)
+
+
+def _held(target: Path, file: bool) -> tuple[Path, int]:
+    """A new hidden sibling, and the lock on it, which dies with the process."""
+    while True:
+        work = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        if file:
+            work.touch()
+        else:
+            work.mkdir()
+        with contextlib.suppress(FileNotFoundError):  # swept before it was locked
+            lock = os.open(work, os.O_RDONLY)
+            with contextlib.suppress(OSError):  # a disk without locks, on which nothing is swept either
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if work.exists():
+                return work, lock
+            os.close(lock)
+
+
+def _remove(work: Path) -> None:
+    if work.is_dir():
         shutil.rmtree(work, ignore_errors=True)
+    else:
+        work.unlink(missing_ok=True)
 
 
 def unwritable(folder: Path, error: OSError) -> UserError:
@@ -208,14 +252,8 @@ def document_starts(folder: Path, vocabulary: Vocabulary, split: str) -> np.ndar
         size = tokens(folder, vocabulary, split).size
         ends = np.cumsum([vocabulary.encode(text).size for text in read_text(folder, split)], dtype=np.int64)
         starts = np.unique(np.append(0, ends))
-        work = path.with_name(f".{path.name}.{uuid.uuid4().hex}.npy")
-        try:
-            np.save(work, starts[starts < size])
-            work.replace(path)
-        except OSError as error:
-            raise unwritable(path.parent, error) from error
-        finally:
-            work.unlink(missing_ok=True)
+        with appearing(path, file=True) as work, work.open("wb") as out:
+            np.save(out, starts[starts < size])
     array: np.ndarray = np.load(path)
     return array
 

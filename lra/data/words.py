@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import collections
 import functools
+import hashlib
+import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -12,6 +15,8 @@ from lra.data.vocabulary import Pieces
 from lra.errors import UserError
 
 LINE_END, UNKNOWN = "<eos>", "<unk>"
+_FILLER = re.compile(r"madeupword\d+ 0")
+"""What fairseq's `dict.txt` fills its size up with."""
 
 
 class Words(Pieces):
@@ -103,3 +108,34 @@ def by_frequency(name: str, texts: Iterable[bytes], *, line_ends: bool) -> Words
 def load(name: str, state: bytes) -> Words:
     """The vocabulary whose `state` was kept."""
     return Words(name, state.decode().split("\n"))
+
+
+def words_of(argument: str) -> Words:
+    """What "words:ARGUMENT" stands for: the words of a file, one a line in the order of their ids.
+
+    A file with "word count" in every line, such as fairseq's `dict.txt`, is read without its counts and without the
+    fillers `madeupword0000 0`. What a file has not of `<eos>` and `<unk>` comes before its words, in this order. The
+    vocabulary is named by its words, so that any file with the same ones is the same vocabulary.
+
+    Raises:
+        UserError: the file cannot be read, is empty or not UTF-8, or a line is neither a word nor a word and its count
+            or repeats a word.
+    """
+    path, needed = Path(argument).expanduser(), 'give one with a word, or "word count", a line'
+    try:
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except OSError as error:
+        raise UserError(f"the words {path} cannot be read ({error.strerror}): {needed}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"byte {error.start} of the words {path} is not UTF-8: {needed}") from error
+    form = re.compile(r"\S+ \d+" if " " in lines[0] else r"\S+")
+    known = dict[str, None]()
+    for number, line in enumerate(lines, 1):
+        word = line.split(" ")[0]
+        if not form.fullmatch(line) or word in known:
+            wrong = f"the word {word} again" if word in known else f"{line[:64]!r}"
+            raise UserError(f"{path}:{number} has {wrong}: {needed}, all lines alike and each word once")
+        if not _FILLER.fullmatch(line):
+            known[word] = None
+    words = [*(word for word in (LINE_END, UNKNOWN) if word not in known), *known]
+    return Words(f"words_{hashlib.sha256(chr(10).join(words).encode()).hexdigest()[:8]}", words)

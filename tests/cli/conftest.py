@@ -72,6 +72,37 @@ def template(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
 
 
 @pytest.fixture
+def heads(prepared_heads: Path, workplace: Path) -> None:
+    """Small texts prepared as the corpora whose shipped configurations need it, and a vocabulary beside them."""
+    (workplace / "dict.txt").symlink_to(prepared_heads / "dict.txt")
+
+
+@pytest.fixture(scope="session")
+def prepared_heads(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
+    """The folder of their sources."""
+    from lra.data.corpora import Enwik8Head, PG19Head, Text8Head, WikiText103Head
+
+    folder = tmp_path_factory.mktemp("heads")
+    texts = {
+        Enwik8Head: "<mediawiki x>\n" + TEXT,
+        Text8Head: "anarchism originated as a term of abuse " * 40,
+        WikiText103Head: " \n = Valkyria Chronicles III = \n \n" + " <unk> green bottles on a wall \n" * 200,
+    }
+    for corpus, text in texts.items():
+        (folder / corpus.name).write_text(text, encoding="utf-8")
+        corpus().prepare_from(folder / corpus.name)
+    books = folder / PG19Head.name
+    for number, split in enumerate(("train", "train", "validation", "test")):
+        (books / split).mkdir(parents=True, exist_ok=True)
+        (books / split / f"{number}.txt").write_text(TEXT[number:], encoding="utf-8")
+    (books / "metadata.csv").write_text("".join(f"{number},Title,1900,URL\n" for number in range(4)), encoding="utf-8")
+    PG19Head().prepare_from(books)
+    words = ["green", "bottles", *(f"word{number}" for number in range(267_731))]
+    (folder / "dict.txt").write_text("".join(f"{word} 3\n" for word in words), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
 def trained(template: Path, workplace: Path) -> Path:
     """`runs/tiny` in the current folder: a trained run, this test's own."""
     shutil.copytree(template / "runs", workplace / "runs")

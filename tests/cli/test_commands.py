@@ -25,9 +25,15 @@ SMALL = ("WIDTH=16", "HEADS=4", "SEGMENT=16", "BATCH=2", "STEPS=1", "WARMUP=1", 
 FITTED = {
     "python_source/reformer": ("AxialPositions.widths=(8, 8)", "CHUNK=4"),
     "python_source/routing": ("CLUSTERS=4", "MEMBERS=4"),
-}
+    "wikitext103_head/transformer_xl": (
+        "WORDS='words'", "AdaptiveEmbedding.cutoffs=(3, 5, 7)", "AdaptiveEmbedding.div_value=2",
+    ),
+}  # fmt: skip
 """What else has to be small in a configuration."""
-WITH_MEMORY = ("python_source/adaptive_span", "python_source/compressive", "python_source/recurrence")
+WITH_MEMORY = (
+    "python_source/adaptive_span", "python_source/compressive", "python_source/recurrence",
+    *(name for name in config.names() if name.endswith("/transformer_xl")),
+)  # fmt: skip
 PATH = ("--set", "text_file.path='book.txt'")
 
 
@@ -494,7 +500,7 @@ def small_library(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", config.names())
-def test_a_shipped_configuration_trains(small_library, lra, name):
+def test_a_shipped_configuration_trains(small_library, heads, lra, name):
     path = PATH if "text_file" in name else ()
     small = (f"LAYERS={LAYERS.get(name, 1)}", *SMALL, *FITTED.get(name, ()))
     if name.startswith("duplication"):  # which carries nothing from example to example
@@ -517,7 +523,7 @@ def swaps():
 
 
 @pytest.mark.parametrize(("name", "attention"), list(swaps()))
-def test_every_attention_fits_into_a_shipped_configuration_or_says_why_not(lra, name, attention):
+def test_every_attention_fits_into_a_shipped_configuration_or_says_why_not(heads, lra, name, attention):
     path = PATH if "text_file" in name else ()
     result = lra("config", name, *path, "--attention", attention, "--json")
     text = (config.CONFIGS / "attention" / f"{attention}.gin").read_text(encoding="utf-8")

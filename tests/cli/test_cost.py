@@ -9,7 +9,7 @@ from tests.cli.conftest import LAYERS
 
 
 @pytest.mark.parametrize("name", config.names())
-def test_every_shipped_configuration_has_a_cost(lra, name):
+def test_every_shipped_configuration_has_a_cost(heads, lra, name):
     path = ("--set", "text_file.path='book.txt'") if name == "text_file" else ()
     result = lra("cost", name, "--json", "--set", f"LAYERS={LAYERS.get(name, 1)}", *path)
     assert result.status == 0, result.err

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -52,3 +54,43 @@ def test_kept_and_loaded() -> None:
     assert again.digest == vocabulary.digest
     assert again.encode(TEXT).tolist() == vocabulary.encode(TEXT).tolist()
     assert words.load("other", vocabulary.state()).digest != vocabulary.digest
+
+
+def test_the_words_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "words.txt"
+    path.write_text("b\n<unk>\n<eos>\na\n", encoding="utf-8")
+    assert words.words_of(str(path)).state() == b"b\n<unk>\n<eos>\na"
+    assert words.words_of(str(path)).encode("a new b\n").tolist() == [3, 1, 0, 2]
+    path.write_text("é\nmadeupword0000", encoding="utf-8")
+    listed = words.words_of(str(path))
+    assert listed.state() == "<eos>\n<unk>\né\nmadeupword0000".encode()
+    counted = tmp_path / "dict.txt"
+    counted.write_text("é 7\nmadeupword0000 5\nmadeupword0001 0\nmadeupword0002 0\n", encoding="utf-8")
+    assert words.words_of(str(counted)).state() == listed.state()
+    assert words.words_of(str(counted)).digest == listed.digest
+    counted.write_text("é 7\nè 5\n", encoding="utf-8")
+    assert words.words_of(str(counted)).digest != listed.digest
+    assert words.words_of(str(counted)).name != listed.name  # which names the file of tokens
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", ":1 has '': give one with a word, or"),
+        (b"a 3\nb\n", ":2 has 'b'"),
+        (b"a\nb 3\n", ":2 has 'b 3'"),
+        (b"a\n\nb\n", ":2 has ''"),
+        (b"a 3\nb 2\na 1\n", ":3 has the word a again: .* each word once"),
+        (b"a\xff\n", "byte 1 of the words .* is not UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_list_of_words(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "words.txt"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        words.words_of(str(path))
+
+
+def test_a_file_of_words_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none.txt cannot be read \(No such file or directory\): give one"):
+        words.words_of(str(tmp_path / "none.txt"))

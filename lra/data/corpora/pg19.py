@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lra.data import store
-from lra.data.corpora import sources
+from lra.data.corpora import download, sources
 from lra.data.corpora.published import Facts, PublishedCorpus
 from lra.data.corpora.sources import Progress
 from lra.data.store import Documents
@@ -20,7 +21,8 @@ FOLDERS = {"train": "train", "valid": "validation", "test": "test"}
 FIELDS = ("title", "year", "url")
 METADATA = "metadata.csv"
 LAYOUT = "train, validation, test and metadata.csv"
-BUCKET = "gs://deepmind-gutenberg"
+BUCKET = "deepmind-gutenberg"
+URL = f"https://storage.googleapis.com/{BUCKET}/"
 OFFICIAL_WORDS = {"train": 1_973_136_207, "valid": 3_007_061, "test": 6_966_499}
 """Table 2 of the paper: what perplexity per word divides by."""
 WORDS_TOLERANCE = 0.01
@@ -97,6 +99,7 @@ class PG19(Books):
         about="books from Project Gutenberg published before 1919",
         licence="Apache-2.0",
         citation="Rae, Potapenko, Jayakumar, Lillicrap (2019): Compressive Transformers, arXiv:1911.05507",
+        urls={URL: None},
         counts={"train": {"documents": 28_602}, "valid": {"documents": 50}, "test": {"documents": 100}},
     )
 
@@ -114,7 +117,7 @@ class PG19(Books):
             if abs(found - words) > WORDS_TOLERANCE * words:
                 raise UserError(
                     f"{source} is not pg19: {split} has {found:,} words between white space, but {words:,} are counted "
-                    f"in the paper: get the books again from {BUCKET}"
+                    f"in the paper: get the books again from {URL}"
                 )
 
     def num_words(self, split: str) -> int | None:
@@ -123,10 +126,8 @@ class PG19(Books):
         return OFFICIAL_WORDS[split]
 
     def _download(self, progress: Progress) -> Path:
-        raise UserError(
-            f"pg19 is 28,752 files in a bucket, which lra does not download: run `gcloud storage cp -r {BUCKET} .` and "
-            "then `lra data prepare pg19 --source deepmind-gutenberg`"
-        )
+        wanted = re.compile(rf"({'|'.join(FOLDERS.values())})/\d+\.txt|{re.escape(METADATA)}")
+        return download.bucket(BUCKET, download.home(self.name), wanted, progress)
 
 
 class PG19Head(Books):
@@ -159,8 +160,8 @@ def _metadata(source: Path) -> dict[str, dict[str, str]]:
     path = source / METADATA
     if not path.is_file():
         raise UserError(
-            f"the folder {source} holds no {METADATA}, which has each book's title and year: get it from {BUCKET}, or "
-            "write one with the columns id,title,year,url and no header"
+            f"the folder {source} holds no {METADATA}, which has each book's title and year: get it from "
+            f"{URL}{METADATA}, or write one with the columns id,title,year,url and no header"
         )
     with path.open(encoding="utf-8", newline="") as file:
         known = {}

@@ -5,10 +5,8 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-import os
 import tempfile
-import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -49,7 +47,7 @@ class PublishedCorpus(Corpus):
 
     Args:
         vocabulary: one of `vocabularies`; "bytes"; "sentencepiece:32000" for a model of so many pieces trained on the
-            train split; or "sentencepiece:FILE" for a given model.
+            train split; "sentencepiece:FILE" for a given model; or what else `given` knows.
 
     Raises:
         UserError: there is no such vocabulary.
@@ -57,22 +55,29 @@ class PublishedCorpus(Corpus):
 
     facts: ClassVar[Facts]
     vocabularies: ClassVar[Mapping[str, Vocabulary | Recipe]] = {}
+    given: ClassVar[Mapping[str, Callable[[str], Vocabulary | Recipe]]] = {"sentencepiece": sentencepiece_of}
+    """What makes a vocabulary "KIND:ARGUMENT", by kind."""
     words: ClassVar[bool] = False
     """Whether words and lines are counted."""
 
     def __init__(self, vocabulary: str) -> None:
-        known = {**self.vocabularies, "bytes": Bytes()}
+        known = {"bytes": Bytes(), **self.vocabularies}
         kind, _, argument = vocabulary.partition(":")
-        if kind == "sentencepiece" and argument:
-            self._recipe: Vocabulary | Recipe = sentencepiece_of(argument)
+        if kind in self.given and argument:
+            self._recipe: Vocabulary | Recipe = self.given[kind](argument)
         elif vocabulary in known:
             self._recipe = known[vocabulary]
         else:
             raise UserError(
-                f"{self.name}.vocabulary is {vocabulary!r}, but must be one of {', '.join(sorted(known))}, "
-                "sentencepiece:SIZE or sentencepiece:FILE: choose one of these"
+                f"{self.name}.vocabulary is {vocabulary!r}, but must be one of {', '.join(self.choices())}: "
+                "choose one of these"
             )
         self._choice = vocabulary.replace(":", "_")
+
+    @classmethod
+    def choices(cls) -> list[str]:
+        """The vocabularies that can be asked for."""
+        return ["bytes", *cls.vocabularies, "sentencepiece:SIZE", *(f"{kind}:FILE" for kind in cls.given)]
 
     @abc.abstractmethod
     def open(self, source: Path, work: Path, progress: Progress) -> Mapping[str, Documents]:
@@ -145,15 +150,22 @@ class PublishedCorpus(Corpus):
                 prepared from another source; or the disk is full.
         """
         if self.prepared:
+            store.sweep(self.folder)
             if source is not None and not self.facts.counts:
                 self._check_same(source, progress)
             return
+        given = source
         if source is None:
             source = self._download(progress)
         with store.appearing(self.folder) as work:
             scratch = work / "scratch"
             scratch.mkdir()
-            documents = self.open(source, scratch, progress)
+            try:
+                documents = self.open(source, scratch, progress)
+            except UserError:
+                if given is None and source.is_file():  # else it would be there for ever
+                    source.unlink()
+                raise
             shown = {split: _shown(documents[split], split, progress) for split in SPLITS}
             self._write(work, shown, source)
             for path in sorted(scratch.rglob("*"), reverse=True):
@@ -204,7 +216,7 @@ class PublishedCorpus(Corpus):
         """The file of the original download, or the folder of its files."""
         if not self.facts.urls:
             raise UserError(f"{self.name} has no download: give a file or folder with --source")
-        paths = [download.fetch(url, self.name, md5, progress) for url, md5 in self.facts.urls.items()]
+        paths = [download.fetch(url, download.home(self.name), md5, progress) for url, md5 in self.facts.urls.items()]
         return paths[0] if len(paths) == 1 else paths[0].parent
 
     def _made(self, folder: Path, recipe: Recipe) -> Vocabulary:
@@ -219,13 +231,8 @@ class PublishedCorpus(Corpus):
                 f"the vocabulary {self._choice} of {self.name} has {made.size:,} ids, but {expected:,} are needed: "
                 "prepare the corpus again from its original source"
             )
-        new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        try:
-            path.parent.mkdir(exist_ok=True)
+        with store.appearing(path, file=True) as new:
             new.write_bytes(made.state())
-            os.replace(new, path)
-        except OSError as error:
-            raise store.unwritable(path.parent, error) from error
         return made
 
 

@@ -74,7 +74,7 @@ def readable(size: int) -> str:
     return f"{size / scale:.1f} {unit}"
 
 
-def find(source: Path, name: str) -> Path:
+def find(source: Path, name: str, advice: str = "give the file itself with --source") -> Path:
     """Returns the file that is meant: the source itself, or the one of that name (perhaps packed) in a folder.
 
     Raises:
@@ -86,7 +86,7 @@ def find(source: Path, name: str) -> Path:
         for path in sorted(source.rglob("*")):
             if path.name in (name, *(f"{name}{suffix}" for suffix in (".gz", ".bz2", ".xz", ".zip"))):
                 return path
-        raise UserError(f"the folder {source} holds no {name}: give the file itself with --source")
+        raise UserError(f"the folder {source} holds no {name}: {advice}")
     raise UserError(f"there is no file or folder {source}: give one that exists with --source")
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lra.data import words
 from lra.data.corpora import sources
 from lra.data.corpora.published import Facts, PublishedCorpus
 from lra.data.corpora.sources import Progress
 from lra.data.store import SPLITS, Documents
 from lra.data.vocabulary import Recipe, Vocabulary
+from lra.data.words import by_frequency, load, words_of
 from lra.errors import UserError
 
 HEAD_CUTS = (0.9, 0.95)
@@ -23,9 +23,7 @@ _WIKI = {split: f"wiki.{split}.tokens" for split in SPLITS}
 
 
 def _recipe(name: str, line_ends: bool) -> Recipe:
-    return Recipe(
-        lambda texts: words.by_frequency(name, texts("train"), line_ends=line_ends), functools.partial(words.load, name)
-    )
+    return Recipe(lambda texts: by_frequency(name, texts("train"), line_ends=line_ends), functools.partial(load, name))
 
 
 class WordCorpus(PublishedCorpus):
@@ -43,6 +41,10 @@ class WordCorpus(PublishedCorpus):
         "words": _recipe("words", True),
         "words_no_eos": _recipe("words_no_eos", False),
     }
+    given: ClassVar[Mapping[str, Callable[[str], Vocabulary | Recipe]]] = {
+        **PublishedCorpus.given,
+        "words": words_of,
+    }
 
     def open(self, source: Path, work: Path, progress: Progress) -> Mapping[str, Documents]:
         if source.is_file() and not sources.zipped(source):
@@ -52,11 +54,16 @@ class WordCorpus(PublishedCorpus):
             )  # fmt: skip
         found = {}
         for split in SPLITS:
-            file, size, _ = sources.plain(sources.find(source, self.files[split]), work, self.files[split], progress)
+            path = sources.find(source, self.files[split], self._advice())
+            file, size, _ = sources.plain(path, work, self.files[split], progress)
             if split == "train":
                 self._check_beginning(source, file)
             found[split] = self._documents(file, 0, size)
         return found
+
+    def _advice(self) -> str:
+        """What to do about a folder that lacks a file."""
+        return f"give a folder with {', '.join(self.files.values())}, or their archive, with --source"
 
     def _check_beginning(self, source: Path, train: Path) -> None:
         begin = sources.head(train)
@@ -82,7 +89,8 @@ class WikiText103(WordCorpus):
 
     Args:
         vocabulary: "words", the 267,735 of the train split by frequency with one `<eos>` a line, blank lines included
-            (Transformer-XL's tokens); "words_no_eos", without; "bytes"; or SentencePiece, see `PublishedCorpus`.
+            (Transformer-XL's tokens); "words_no_eos", without; "words:FILE", those of a file (`words.words_of`);
+            "bytes"; or SentencePiece, see `PublishedCorpus`.
     """
 
     name = "wikitext103"
@@ -100,6 +108,9 @@ class WikiText103(WordCorpus):
     def __init__(self, vocabulary: str = "words") -> None:
         super().__init__(vocabulary)
 
+    def _advice(self) -> str:
+        return f"{super()._advice()}, or prepare what there is of it as {self.name}_head"
+
 
 class WikiText103Head(WordCorpus):
     """A beginning of WikiText-103's train split, whole lines.
@@ -108,7 +119,8 @@ class WikiText103Head(WordCorpus):
     and WikiText-103's own `wiki.valid.tokens` and `wiki.test.tokens` are the others.
 
     Args:
-        vocabulary: as for `WikiText103`, of the words of this train split.
+        vocabulary: as for `WikiText103`, "words" being those of this train split; "words:dict.txt" may bring the whole
+            corpus' 267,735.
     """
 
     name = "wikitext103_head"

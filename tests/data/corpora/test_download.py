@@ -67,10 +67,24 @@ def test_what_goes_wrong(
     serve: Callable[..., str], prepared_root: Path, body: bytes, options: dict[str, int], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        download.fetch(serve(body, **options), "enwik8", "0123", lambda *progress: None)
+        download.fetch(serve(body, **options), download.home("enwik8"), "0123", lambda *progress: None)
     assert list((prepared_root / "downloads" / "enwik8").iterdir()) == []
+
+
+def test_a_download_that_is_no_corpus_is_not_kept(
+    enwik8: Path, small: Callable[..., None], serve: Callable[..., str], prepared_root: Path
+) -> None:
+    small(Enwik8, MARKUP, urls={serve(b"<html>Log in to this network</html>"): None})
+    with pytest.raises(UserError, match=r"is not enwik8: .* it is an HTML page of 35 bytes"):
+        Enwik8().prepare_from(None)
+    assert list((prepared_root / "downloads" / "enwik8").iterdir()) == []
+    given = enwik8.with_name("page")
+    given.write_bytes(b"<html>Log in to this network</html>")
+    with pytest.raises(UserError, match="is not enwik8"):
+        Enwik8().prepare_from(given)
+    assert given.is_file()
 
 
 def test_no_server(prepared_root: Path) -> None:
     with pytest.raises(UserError, match=r"cannot be downloaded \(.*refused"):
-        download.fetch("http://127.0.0.1:9/enwik8", "enwik8", None, lambda *progress: None)
+        download.fetch("http://127.0.0.1:9/enwik8", download.home("enwik8"), None, lambda *progress: None)

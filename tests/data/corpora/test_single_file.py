@@ -5,12 +5,17 @@ import errno
 import functools
 import gzip
 import lzma
+import os
+import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import lra
 from lra.data import SPLITS
 from lra.data.corpora import Enwik8, Enwik8Head, PublishedCorpus, Text8, Text8Head, single_file
 from lra.errors import UserError
@@ -197,7 +202,7 @@ def test_a_vocabulary_of_another_size_than_published(enwik8: Path, small: Callab
 
 def test_mistakes(enwik8: Path) -> None:
     with pytest.raises(
-        UserError, match=r"enwik8.vocabulary is 'words', but must be one of adaptive_span, bytes, t2t, txl"
+        UserError, match=r"enwik8.vocabulary is 'words', but must be one of bytes, txl, adaptive_span, t2t, sen"
     ):
         Enwik8("words")
     for ask in (lambda: Enwik8().tokens("test"), lambda: Enwik8("txl").vocabulary, lambda: Enwik8().digest):
@@ -226,6 +231,29 @@ def test_preparing_again_and_being_killed(enwik8: Path, prepared_root: Path, mon
     assert {path: path.stat().st_mtime_ns for path in Enwik8().folder.rglob("*")} == before
 
 
+def test_what_a_kill_has_left_goes_when_the_corpus_is_prepared_again(enwik8: Path, prepared_root: Path) -> None:
+    def started() -> tuple[subprocess.Popen, Path]:
+        command = [sys.executable, "-c", HOLD, str(prepared_root / "enwik8")]
+        environment = {**os.environ, "PYTHONPATH": str(Path(lra.__file__).parents[1])}
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        return process, Path(process.stdout.readline().strip())
+
+    for prepared in (False, True):
+        process, work = started()
+        with process:
+            try:
+                assert Enwik8().prepared == prepared
+                Enwik8().prepare_from(enwik8)
+                assert (work / "part").is_file()  # it is still at work
+            finally:
+                process.kill()
+        assert work.is_dir()
+        if not prepared:
+            shutil.rmtree(Enwik8().folder)
+        Enwik8().prepare_from(enwik8)
+        assert [path.name for path in prepared_root.iterdir()] == ["enwik8"]
+
+
 def test_a_full_disk(enwik8: Path, prepared_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -234,6 +262,17 @@ def test_a_full_disk(enwik8: Path, prepared_root: Path, monkeypatch: pytest.Monk
     with pytest.raises(UserError, match=r"No space left on device\): make room there, or set LRA_DATA_DIR"):
         Enwik8().prepare_from(enwik8)
     assert list(prepared_root.iterdir()) == []
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from lra.data import store
+with store.appearing(Path(sys.argv[1])) as work:
+    (work / "part").touch()
+    print(work, flush=True)
+    sys.stdin.read()
+"""
 
 
 def interrupted(*arguments: object) -> None:

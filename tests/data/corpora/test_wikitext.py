@@ -144,6 +144,22 @@ def test_a_head_with_whole_valid_and_test(texts: dict[str, str], tmp_path: Path)
         WikiText103Head().prepare_from(tmp_path / "wiki")
 
 
+def test_a_head_in_the_words_of_the_whole(texts: dict[str, str], tmp_path: Path) -> None:
+    train = tmp_path / "wiki" / "wiki.train.tokens"
+    counted = collections.Counter(word for word in lines(texts["train"]) if word not in ("<eos>", "<unk>"))
+    (tmp_path / "dict.txt").write_text("".join(f"{word} {n}\n" for word, n in counted.most_common()), encoding="utf-8")
+    train.write_text("".join(f"{line}\n" for line in texts["train"].split("\n")[:7]), encoding="utf-8")
+    WikiText103Head().prepare_from(tmp_path / "wiki")
+    corpus = WikiText103Head(f"words:{tmp_path / 'dict.txt'}")
+    by_id = ["<eos>", "<unk>", *(word for word, _ in counted.most_common())]
+    assert corpus.vocabulary.size == len(by_id) > WikiText103Head().vocabulary.size
+    for split in ("valid", "test"):
+        expected = [word if word in by_id else "<unk>" for word in lines(texts[split])]
+        assert [by_id[token] for token in corpus.tokens(split)] == expected
+    with pytest.raises(UserError, match=r"must be one of bytes, .*, sentencepiece:FILE, words:FILE"):
+        WikiText103Head("words:")
+
+
 def test_a_head_that_is_all_or_too_short(texts: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds all of WikiText-103: prepare it as the corpus wikitext103"):
         WikiText103Head().prepare_from(tmp_path / "wiki" / "wiki.train.tokens")
