@@ -463,24 +463,33 @@ def test_a_benchmark_has_a_row_for_each_pattern_length_and_pass(lra):
     assert all(word in table for word in (*texts, "+ backward", "against full"))
 
 
+@pytest.fixture
+def patterns():
+    """The registry, which is as it was afterwards, in its order too."""
+    before = dict(PATTERNS)
+    yield PATTERNS
+    PATTERNS.clear()
+    PATTERNS.update(before)
+
+
 @pytest.mark.parametrize(
     "registered", [("full", "blockwise"), pytest.param(tuple(PATTERNS), marks=pytest.mark.slow)], ids=["two", "all"]
 )
-def test_every_pattern_is_measured_but_those_without_the_form(lra, monkeypatch, registered):
+def test_every_pattern_is_measured_but_those_without_the_form(lra, patterns, registered):
     """`tests/test_bench.py` builds every pattern with the arguments that it is measured with."""
 
     class OneWay(PATTERNS["full"]):
         promise = Promise(causal="strict")
 
-    for name in PATTERNS.keys() - set(registered):
-        monkeypatch.delitem(PATTERNS, name)
-    monkeypatch.setitem(PATTERNS, "one_way", OneWay)
+    for name in patterns.keys() - set(registered):
+        del patterns[name]
+    patterns["one_way"] = OneWay
     report = json.loads(lra("bench", "--length", "5", *SMALL_BENCH, "--bidirectional", "--json").out)
     measured = {row["pattern"].partition("(")[0] for row in report["rows"]}
     assert measured == set(registered)
     (skipped,) = report["skipped"]
     assert skipped.startswith("one_way: OneWay has no bidirectional form")
-    monkeypatch.delitem(PATTERNS, "blockwise")
+    del patterns["blockwise"]
     assert "skipped one_way: " in lra("bench", "--length", "5", *SMALL_BENCH, "--bidirectional").err
     named = lra("bench", "one_way", "--length", "5", *SMALL_BENCH, "--bidirectional")
     assert (named.status, named.out) == (2, "")

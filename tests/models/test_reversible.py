@@ -220,7 +220,7 @@ def test_layers_are_those_of_any_stack():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"stack": Reversible}, "Reversible gives vectors of 12, but .* has 6, .*: set Softmax.tied = False"),
+        ({"stack": Reversible}, "the stack gives vectors of 12, but .* has 6, .*: set Softmax.tied = False"),
         ({"stack": functools.partial(Reversible, dropout=1.0)}, "Reversible.dropout needs to be .* below 1, got 1.0"),
     ],
 )
