@@ -123,8 +123,11 @@ def _published(name: str, everything: bool) -> list[Row]:
 
 
 def _runs(name: str, root: Path) -> list[Row]:
-    """A row for each configuration, protocol and kind of weights; runs that differ by their seed alone share one."""
-    groups: dict[tuple[Any, ...], dict[str, list[tuple[Path, dict[str, Any]]]]] = defaultdict(lambda: defaultdict(list))
+    """A row for each configuration, protocol and kind of weights; runs that differ by their seed alone share one.
+
+    A run counts once, however many reports of one kind it has.
+    """
+    groups: dict[tuple[Any, ...], dict[str, dict[Path, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
     for run in record.runs(root):
         config = _SEED.sub("", (run / folder.CONFIG).read_text(encoding="utf-8", errors="replace"))
         for report in evaluations.read(run):
@@ -132,10 +135,10 @@ def _runs(name: str, root: Path) -> list[Row]:
                 kind = tuple(
                     report[part] for part in ("corpus", "protocol", "weights", "partial", "step", "tokenisation")
                 )
-                groups[kind, config][report["split"]].append((run, report))
+                groups[kind, config][report["split"]][run] = report
     found = []
     for ((corpus, protocol, weights, partial, step, tokenisation), _), splits in groups.items():
-        reports = [report for split in splits.values() for _, report in split]
+        reports = [report for split in splits.values() for report in split.values()]
         marks = [f"{corpus}, not {name}"] if corpus != name else []
         marks += ["partial: the first tokens of the split only"] if partial else []
         tokens, ids = _GIVEN.sub("words (", tokenisation).removesuffix(" ids)").split(" (")
@@ -143,9 +146,9 @@ def _runs(name: str, root: Path) -> list[Row]:
         if tokens == "words" and int(ids) != IDS.get(name, int(ids)):
             marks.append(f"{int(ids):,} words instead of {IDS[name]:,}")
         marks += ["moving average of the parameters"] if weights == "ema" else []
-        runs = list(dict.fromkeys(str(run) for split in splits.values() for run, _ in split))
+        runs = list(dict.fromkeys(str(run) for split in splits.values() for run in split))
         valid, test = (
-            _known(_score(name, report) for _, report in splits.get(split, ())) for split in ("valid", "test")
+            _known(_score(name, report) for report in splits.get(split, {}).values()) for split in ("valid", "test")
         )
         found.append(
             Row(

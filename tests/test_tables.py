@@ -97,6 +97,13 @@ def test_seeds_are_one_row_with_their_spread(leave: Callable[..., None], tmp_pat
     assert wide.cells()[3] == "1.5000"
 
 
+def test_a_run_counts_once(leave: Callable[..., None], tmp_path: Path) -> None:
+    leave("one")
+    leave("one", protocol_name="another name for it")
+    (row,) = tables.rows("enwik8", tmp_path / "runs")[-1:]
+    assert row.test == (1.5,)
+
+
 def test_words_are_those_that_numbers_stand_on_or_marked(leave: Callable[..., None], tmp_path: Path) -> None:
     for width, (run, tokenisation) in enumerate(
         (("own", "words (30211 ids)"), ("given", "words_0123abcd (267735 ids)"), ("pieces", "sentencepiece_9 (9 ids)"))
