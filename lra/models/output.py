@@ -133,7 +133,7 @@ class AdaptiveSoftmax(Head):
         tied_projections: bool | tuple[bool, ...] = True,
         bias: bool = False,
         kernel: str = "normal_0.01",
-        chunk: int = 256,
+        chunk: int = 64,
         vocabulary_size: int,
         width: int,
         embedding: TokenEmbedding,
