@@ -58,8 +58,8 @@ class Books(PublishedCorpus):
         twice = [name for name, folders in names.items() if folders > 1]
         if twice:
             raise UserError(
-                f"{source} holds {len(twice)} of the books in two splits, such as {twice[0]}, so that a score would be on "
-                f"text that was trained on: keep each in one of {', '.join(FOLDERS.values())}"
+                f"{source} holds {len(twice)} of the books in two splits, such as {twice[0]}, but a score is of text "
+                f"that was not trained on: keep each in one of {', '.join(FOLDERS.values())}"
             )
         self._check_books(source, paths)
         return {split: self._documents(source, found) for split, found in paths.items()}

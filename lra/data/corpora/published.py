@@ -209,7 +209,8 @@ class PublishedCorpus(Corpus):
                 if found[unit] != number:
                     raise UserError(
                         f"{source} is not {self.name}: {split} needs {number:,} {unit}, but has {found[unit]:,}"
-                        f"{self._looks(source, split)}: get it again{' from ' + ' or '.join(self.facts.urls) if self.facts.urls else ''}"
+                        f"{self._looks(source, split)}: "
+                        f"get it again{' from ' + ' or '.join(self.facts.urls) if self.facts.urls else ''}"
                     )
 
     def _looks(self, source: Path, split: str) -> str:
