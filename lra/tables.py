@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import tabulate
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -23,8 +24,8 @@ from lra.evaluation import published
 from lra.training import evaluations, folder, record
 
 METRICS = {
-    "enwik8": ("bits per character", "bits_per_byte"),
-    "text8": ("bits per character", "bits_per_byte"),
+    "enwik8": ("bits per byte, bits per character in papers", "bits_per_byte"),
+    "text8": ("bits per byte, bits per character in papers", "bits_per_byte"),
     "wikitext103": ("perplexity per word", "perplexity_per_word"),
     "pg19": ("perplexity per word", "perplexity_per_word"),
 }
@@ -132,15 +133,14 @@ def _runs(name: str, root: Path) -> list[Row]:
         config = _SEED.sub("", (run / folder.CONFIG).read_text(encoding="utf-8", errors="replace"))
         for report in evaluations.read(run):
             if report["corpus"] in (name, f"{name}_head"):
-                kind = tuple(
-                    report[part] for part in ("corpus", "protocol", "weights", "partial", "step", "tokenisation")
-                )
-                groups[kind, config][report["split"]][run] = report
+                kind = tuple(report[part] for part in ("corpus", "protocol", "weights", "step", "tokenisation"))
+                partial = report["tokens_scored"] if report["partial"] else None
+                groups[(*kind, partial), config][report["split"]][run] = report
     found = []
-    for ((corpus, protocol, weights, partial, step, tokenisation), _), splits in groups.items():
+    for ((corpus, protocol, weights, step, tokenisation, partial), _), splits in groups.items():
         reports = [report for split in splits.values() for report in split.values()]
         marks = [f"{corpus}, not {name}"] if corpus != name else []
-        marks += ["partial: the first tokens of the split only"] if partial else []
+        marks += [f"partial: the first {partial:,} tokens of a split only"] if partial else []
         tokens, ids = _GIVEN.sub("words (", tokenisation).removesuffix(" ids)").split(" (")
         marks += _marks(name, tokens, any(report["causality"] == "selection" for report in reports))
         if tokens == "words" and int(ids) != IDS.get(name, int(ids)):
@@ -193,7 +193,9 @@ def _shown(scores: Sequence[float], printed: bool) -> str:
 
 def terminal(found: Sequence[Row], name: str) -> tuple[Table, list[str]]:
     """The table to print with rich, and the marks that its last column numbers; runs are bold."""
-    table = Table(*HEADERS, title=f"{name}: {METRICS[name][0]}", title_justify="left")
+    table = Table(title=f"{name}: {METRICS[name][0]}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for header in HEADERS:  # a number that is cut is a wrong number
+        table.add_column(header, overflow="fold", no_wrap=header in ("parameters", "valid", "test", "steps"))
     marks = {mark: number for number, mark in enumerate(dict.fromkeys(mark for row in found for mark in row.marks), 1)}
     for row in found:
         numbers = ", ".join(str(marks[mark]) for mark in row.marks)

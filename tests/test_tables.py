@@ -58,8 +58,8 @@ def leave(tmp_path: Path) -> Callable[..., None]:
         known = {
             "corpus": "enwik8", "split": "test", "tokenisation": "bytes (256 ids)", "protocol": "block, segment 7",
             "protocol_name": "block", "bits_per_byte": 1.5, "perplexity": 9.0, "perplexity_per_word": None,
-            "partial": False, "weights": "last", "step": 1_000, "parameters": 12_345, "seed": seed,
-            "causality": "strict",
+            "partial": False, "tokens_scored": 4_096, "weights": "last", "step": 1_000, "parameters": 12_345,
+            "seed": seed, "causality": "strict",
         }  # fmt: skip
         evaluations.keep(folder, known | values)
 
@@ -97,6 +97,12 @@ def test_seeds_are_one_row_with_their_spread(leave: Callable[..., None], tmp_pat
     assert wide.cells()[3] == "1.5000"
 
 
+def test_parts_of_other_lengths_have_rows_of_their_own(leave: Callable[..., None], tmp_path: Path) -> None:
+    leave("long", seed=1, partial=True)
+    leave("short", seed=2, partial=True, tokens_scored=20, bits_per_byte=3.0)
+    assert [row.test for row in own(tmp_path)] == [(1.5,), (3.0,)]
+
+
 def test_a_run_counts_once(leave: Callable[..., None], tmp_path: Path) -> None:
     leave("one")
     leave("one", protocol_name="another name for it")
@@ -121,7 +127,7 @@ def test_what_is_not_comparable_is_marked(leave: Callable[..., None], tmp_path: 
     for width, (run, values, mark) in enumerate(
         (
             ("head", {"corpus": "enwik8_head"}, "enwik8_head, not enwik8"),
-            ("part", {"partial": True}, "partial: the first tokens of the split only"),
+            ("part", {"partial": True}, "partial: the first 4,096 tokens of a split only"),
             ("txl", {"tokenisation": "txl (204 ids)"}, "other tokenisation than bytes"),
             ("lsh", {"causality": "selection"}, "selection reads the future"),
             ("ema", {"weights": "ema"}, "moving average of the parameters"),
@@ -165,7 +171,7 @@ def test_formats(leave: Callable[..., None], tmp_path: Path, capsys: pytest.Capt
     assert tuple(rows[0]) == tables.HEADERS
     assert rows[-1][1:4] == ["12,345", "", "1.5000"]
     assert json.loads(outs["json"])["rows"][-1]["test"] == 1.5
-    assert json.loads(outs["json"])["metric"] == "bits per character"
+    assert json.loads(outs["json"])["metric"] == "bits per byte, bits per character in papers"
     lines = outs["markdown"].splitlines()
     assert len(lines) == len(rows) + 1
     assert [cell.strip() for cell in lines[-1].split("|")[2:5]] == ["12,345", "", "1.5000"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import csv
 import re
 from collections.abc import Iterator, Mapping
@@ -52,6 +53,13 @@ class Books(PublishedCorpus):
             raise UserError(
                 f"{source / METADATA} has no row for {len(missing)} of the books, such as {missing[0]}: "
                 "add their rows (id,title,year,url), or get the file again"
+            )
+        names = collections.Counter(path.name for found in paths.values() for path in found)
+        twice = [name for name, folders in names.items() if folders > 1]
+        if twice:
+            raise UserError(
+                f"{source} holds {len(twice)} of the books in two splits, such as {twice[0]}, but a score is of text "
+                f"that was not trained on: keep each in one of {', '.join(FOLDERS.values())}"
             )
         self._check_books(source, paths)
         return {split: self._documents(source, found) for split, found in paths.items()}

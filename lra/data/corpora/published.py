@@ -208,9 +208,14 @@ class PublishedCorpus(Corpus):
             for unit, number in counts.items():
                 if found[unit] != number:
                     raise UserError(
-                        f"{source} is not {self.name}: {split} needs {number:,} {unit}, but has {found[unit]:,}: "
+                        f"{source} is not {self.name}: {split} needs {number:,} {unit}, but has {found[unit]:,}"
+                        f"{self._looks(source, split)}: "
                         f"get it again{' from ' + ' or '.join(self.facts.urls) if self.facts.urls else ''}"
                     )
+
+    def _looks(self, source: Path, split: str) -> str:
+        """What the file of a split looks like, in brackets, where splits have files of their own."""
+        return ""
 
     def _download(self, progress: Progress) -> Path:
         """The file of the original download, or the folder of its files."""

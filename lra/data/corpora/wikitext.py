@@ -61,6 +61,10 @@ class WordCorpus(PublishedCorpus):
             found[split] = self._documents(file, 0, size)
         return found
 
+    def _looks(self, source: Path, split: str) -> str:
+        file = sources.find(source, self.files[split])
+        return f" ({file.name} is {sources.describe(file)})"
+
     def _advice(self) -> str:
         """What to do about a folder that lacks a file."""
         return f"give a folder with {', '.join(self.files.values())}, or their archive, with --source"
@@ -131,6 +135,9 @@ class WikiText103Head(WordCorpus):
     def __init__(self, vocabulary: str = "words") -> None:
         super().__init__(vocabulary)
 
+    def _advice(self) -> str:
+        return f"give a folder with {', '.join(self.files.values())}, or a beginning of the first alone, with --source"
+
     def open(self, source: Path, work: Path, progress: Progress) -> Mapping[str, Documents]:
         train = next(iter(sorted(source.rglob("wiki.train.tokens*"))), source) if source.is_dir() else source
         file, size, _ = sources.plain(sources.find(train, _WIKI["train"]), work, _WIKI["train"], progress)
@@ -138,7 +145,8 @@ class WikiText103Head(WordCorpus):
         if source.is_dir():
             found = {"train": self._documents(file, 0, sources.line_end(file, size))}
             for split in ("valid", "test"):
-                other, length, _ = sources.plain(sources.find(source, _WIKI[split]), work, _WIKI[split], progress)
+                path = sources.find(source, _WIKI[split], self._advice())
+                other, length, _ = sources.plain(path, work, _WIKI[split], progress)
                 found[split] = self._documents(other, 0, length)
             return found
         cuts = [0, *(sources.line_end(file, int(size * cut)) for cut in (*HEAD_CUTS, 1))]

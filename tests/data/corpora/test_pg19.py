@@ -159,6 +159,11 @@ def test_mistakes(books: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"metadata.csv has no row for 1 of the books, such as .*12\.txt"):
         PG19Head().prepare_from(books)
     (books / "train" / "12.txt").unlink()
+    copy = books / "train" / "11.txt"
+    copy.write_bytes((books / "validation" / "11.txt").read_bytes())
+    with pytest.raises(UserError, match=r"holds 1 of the books in two splits, such as 11\.txt"):
+        PG19Head().prepare_from(books)
+    copy.unlink()
     rows = (books / "metadata.csv").read_text()
     (books / "metadata.csv").write_text(rows + "12,title,1812\n")
     with pytest.raises(UserError, match=r"metadata.csv:7 has 3 columns, but needs id,title,year,url"):

@@ -88,7 +88,10 @@ def test_a_split_that_is_not_whole(texts: dict[str, str], tmp_path: Path, prepar
     path.write_text(texts["test"][:-40], encoding="utf-8")
     found = len(texts["test"][:-40].split()) + texts["test"][:-40].count("\n") + 1
     wanted = len(lines(texts["test"]))
-    with pytest.raises(UserError, match=f"test needs {wanted:,} tokens, but has {found:,}: get it again from https"):
+    looks = r"\(wiki\.test\.tokens is a text of .*\)"
+    with pytest.raises(
+        UserError, match=f"test needs {wanted:,} tokens, but has {found:,} {looks}: get it again from https"
+    ):
         WikiText103().prepare_from(tmp_path / "wiki")
     assert list(prepared_root.glob("*")) == []
 
@@ -141,6 +144,11 @@ def test_a_head_with_whole_valid_and_test(texts: dict[str, str], tmp_path: Path)
     other = tmp_path / "wiki" / "wiki.test.tokens"
     other.write_text(texts["test"] + " more \n", encoding="utf-8")
     with pytest.raises(UserError, match="prepared already from another text"):
+        WikiText103Head().prepare_from(tmp_path / "wiki")
+    other.unlink()
+    with pytest.raises(
+        UserError, match=r"holds no wiki\.test\.tokens: give a folder with .*, or a beginning of the first"
+    ):
         WikiText103Head().prepare_from(tmp_path / "wiki")
 
 
