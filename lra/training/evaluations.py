@@ -24,7 +24,7 @@ def keep(workdir: Path, values: dict[str, Any]) -> Path:
     """
     kind = [values["split"], values["protocol_name"]]
     kind += ["ema"] if values["weights"] == "ema" else []
-    kind += ["partial"] if values["partial"] else []
+    kind += [f"first{values['tokens_scored']}"] if values["partial"] else []
     kind += [hashlib.sha256(values["protocol"].encode()).hexdigest()[:8]]
     path = workdir / folder.EVALUATIONS / f"{'-'.join(kind)}.json"
     try:
