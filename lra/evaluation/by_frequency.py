@@ -91,7 +91,7 @@ class ByFrequency(Breakdown):
         shown = self.as_dict()
         for entry in (*shown["buckets"], shown["unseen"] | {"occurrences": "unseen"}):
             values = (
-                (entry["nats_per_token"], ".4f"), (entry["perplexity"], ",.2f"),
+                (entry["nats_per_token"], ".4f"), (entry["perplexity"], ",.5g"),
                 (entry["share_of_tokens"], ".2%"), (entry["share_of_nats"], ".2%"),
             )  # fmt: skip
             cells = ("-" if value is None else format(value, form) for value, form in values)
