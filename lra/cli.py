@@ -74,7 +74,13 @@ def _parser() -> _Parser:
     parser = _Parser(prog="lra", description="Long-range attention: train, evaluate and compare.")
     parser.add_argument("--version", action="version", version=f"lra {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in (_of_runs, _of_configurations, _of_attention, _of_data, _of_bench):
+        add(commands)
+    return parser
 
+
+def _of_runs(commands: argparse._SubParsersAction[_Parser]) -> None:
+    """What makes runs, and what is done with them."""
     train = _command(commands, "train", "train a configuration, or resume its run")
     train.add_argument("config", nargs="?", default="quickstart", metavar="CONFIG", help=f"{ANY_CONFIG} (quickstart)")
     train.add_argument("--workdir", help="folder of the run (runs/CONFIG)")
@@ -107,12 +113,16 @@ def _parser() -> _Parser:
     generate.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens of this probability")
     generate.add_argument("--seed", type=int, default=0, help="the same seed gives the same text (0)")
 
+
+def _of_configurations(commands: argparse._SubParsersAction[_Parser]) -> None:
     resolved = _config_command(commands, "config", "print every parameter with its effective value")
     resolved.add_argument("--diff", metavar="OTHER", help=f"print what differs in another one ({ANY_CONFIG})")
     _config_command(commands, "params", "count parameters")
     cost = _config_command(commands, "cost", "count operations a token and bytes, by part")
     cost.add_argument("--length", type=int, metavar="N", help="tokens of a row (those of a training segment)")
 
+
+def _of_attention(commands: argparse._SubParsersAction[_Parser]) -> None:
     attention = commands.add_parser("attention", help="list or draw the attention patterns").add_subparsers(
         required=True, metavar="COMMAND"
     )
@@ -131,6 +141,9 @@ def _parser() -> _Parser:
     _run_arguments(spans)
     spans.add_argument("--png", metavar="FILE", help="draw the spans by layer (needs matplotlib: the extra `plots`)")
 
+
+def _of_data(commands: argparse._SubParsersAction[_Parser]) -> None:
+    """Corpora, and the published numbers on them."""
     data = commands.add_parser("data", help="list, describe or prepare the corpora").add_subparsers(
         required=True, metavar="COMMAND"
     )
@@ -151,6 +164,8 @@ def _parser() -> _Parser:
     table.add_argument("--all", action="store_true", help="ablations, and numbers that papers repeat from others, too")
     table.add_argument("--format", default="terminal", choices=("terminal", "markdown", "csv", "json", "latex"))
 
+
+def _of_bench(commands: argparse._SubParsersAction[_Parser]) -> None:
     bench = _command(commands, "bench", "measure time and temporary memory of patterns, in turns", overrides=False)
     bench.add_argument(
         "patterns",
@@ -165,7 +180,6 @@ def _parser() -> _Parser:
     bench.add_argument("--batch", type=int, default=1, metavar="B", help="rows (1)")
     bench.add_argument("--repeat", type=int, default=5, metavar="R", help="turns (5)")
     bench.add_argument("--bidirectional", action="store_true", help="the patterns' bidirectional form")
-    return parser
 
 
 def _command(

@@ -1,6 +1,6 @@
 """How well rare tokens are predicted: the score by how often a token occurs in training.
 
-Rae et al. 2019 (arXiv:1911.05507, table 7) and Rae et al. 2018 show WikiText-103 so: memory helps rare words most.
+Rae et al. 2019 (arXiv:1911.05507) show WikiText-103 in these buckets.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def token_counts(tokens: np.ndarray, size: int) -> np.ndarray:
 class ByFrequency(Breakdown):
     """Tokens and nats by how often the target occurs in the split "train"; the buckets add up to the report's total.
 
-    As in the paper, "<100" holds what never occurs in training, too; that part of it is shown once more, as unseen.
+    The last bucket holds what never occurs in training, too; that part of it is shown once more, as unseen.
     """
 
     name = "frequency"

@@ -100,20 +100,11 @@ class Decoder(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         sizes = {"num_layers": num_layers, "width": width, "num_heads": num_heads, "head_dim": head_dim}
-        for name, value in sizes.items():
-            if value is not None and value < 1:
-                raise ValueError(f"Decoder.{name} needs to be at least 1, got {value}")
+        _check(sizes, {"dropout": dropout, "output_dropout": output_dropout}, compute_dtype)
         if head_dim is None and width % num_heads:
             raise ValueError(
                 f"Decoder.num_heads={num_heads} does not divide Decoder.width={width}: "
                 "change one of them or set Decoder.head_dim"
-            )
-        for name, rate in (("dropout", dropout), ("output_dropout", output_dropout)):
-            if not 0 <= rate < 1:
-                raise ValueError(f"Decoder.{name} needs to be at least 0 and below 1, got {rate}")
-        if compute_dtype not in ("float32", "bfloat16", "float16"):
-            raise ValueError(
-                f"Decoder.compute_dtype needs to be 'float32', 'bfloat16' or 'float16', got {compute_dtype!r}"
             )
         if memory is not None and position is not None:
             raise ValueError(
@@ -258,3 +249,14 @@ class Decoder(nnx.Module):
         model: Decoder = nnx.merge(*nnx.split(self))
         model.stack.fit()
         return model
+
+
+def _check(sizes: Mapping[str, int | None], rates: Mapping[str, float], compute_dtype: str) -> None:
+    for name, value in sizes.items():
+        if value is not None and value < 1:
+            raise ValueError(f"Decoder.{name} needs to be at least 1, got {value}")
+    for name, rate in rates.items():
+        if not 0 <= rate < 1:
+            raise ValueError(f"Decoder.{name} needs to be at least 0 and below 1, got {rate}")
+    if compute_dtype not in ("float32", "bfloat16", "float16"):
+        raise ValueError(f"Decoder.compute_dtype needs to be 'float32', 'bfloat16' or 'float16', got {compute_dtype!r}")
